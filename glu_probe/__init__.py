@@ -1,0 +1,71 @@
+"""glu-probe: how asymmetric are the two branches of gated MLPs?
+
+    import glu_probe as gp
+
+    report = gp.probe("path/to/model")      # a directory, a .safetensors, a .gguf, or a hub repository
+    report.layers                           # a row per layer
+    report.neurons                          # a row per neuron
+    gp.figures.phase_diagram(report.layers)
+    report.save("out/")
+
+This file is the index of the public names. They are loaded when first used: importing the package loads neither torch
+nor pandas nor matplotlib.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+_PUBLIC = {
+    "open_checkpoint": "checkpoint.checkpoint",
+    "Checkpoint": "checkpoint.checkpoint",
+    "GatedLayer": "neurons",
+    "Activation": "activations",
+    "activation": "activations",
+    "probe": "probe",
+    "measure_layer": "probe",
+    "Report": "report",
+    "gaussian_measures": "measures.gaussian",
+    "io_class": "measures.io_classes",
+    "IO_CLASSES": "measures.io_classes",
+    "MEASURES": "measures.registry",
+    "GluProbeError": "errors",
+}
+_MODULES = ("errors", "figures")
+
+__all__ = sorted([*_PUBLIC, *_MODULES, "load_report"])
+
+if TYPE_CHECKING:
+    from . import errors, figures
+    from .activations import Activation, activation
+    from .checkpoint.checkpoint import Checkpoint, open_checkpoint
+    from .errors import GluProbeError
+    from .measures.gaussian import gaussian_measures
+    from .measures.io_classes import IO_CLASSES, io_class
+    from .measures.registry import MEASURES
+    from .neurons import GatedLayer
+    from .probe import measure_layer, probe
+    from .report import Report
+
+
+def load_report(directory):
+    """A saved report; see `Report.load`."""
+    from .report import Report
+
+    return Report.load(directory)
+
+
+def __getattr__(name: str):
+    if name in _PUBLIC:
+        value = getattr(importlib.import_module(f".{_PUBLIC[name]}", __name__), name)
+    elif name in _MODULES:
+        value = importlib.import_module(f".{name}", __name__)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,146 @@
+"""The scalar nonlinearities of gated MLPs, and the facts about them that the theory needs.
+
+A gate `S` matters here through three facts: whether it is linear (then exchange of the branches is a
+symmetry), whether it is positively homogeneous (then inverse scaling is one), and what it tends to for
+very small and very large arguments (the two ends of the phase diagram).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .errors import UnknownActivation
+
+
+@dataclass(frozen=True)
+class Limit:
+    """`S(z) ~ coefficient * activation(z)` at one end of the scale; `activation` is homogeneous."""
+
+    activation: str
+    coefficient: float = 1.0
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A scalar nonlinearity S and what is known of it.
+
+    Attributes:
+        name: canonical name, the one used in frames and reports.
+        formula: S(z) as text.
+        function: S, element-wise on tensors of any shape and floating dtype.
+        degree: p where S(c z) = c^p S(z) for every c > 0, else None. Linear is degree 1 and `linear`.
+        linear: S(z)/z is constant.
+        small, large: what S tends to for |z| -> 0 and |z| -> infinity; None where S is homogeneous itself.
+        aliases: other names of the same function in configs.
+    """
+
+    name: str
+    formula: str
+    function: Callable[[Tensor], Tensor]
+    degree: float | None = None
+    linear: bool = False
+    small: Limit | None = None
+    large: Limit | None = None
+    aliases: tuple[str, ...] = ()
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return self.function(z)
+
+    def __reduce__(self):  # by name: the lambdas below do not pickle, worker processes need it
+        return activation, (self.name,)
+
+
+def _gelu_tanh(z: Tensor) -> Tensor:
+    return functional.gelu(z, approximate="tanh")
+
+
+_RELU_END = Limit("relu")
+
+ACTIVATIONS: dict[str, Activation] = {
+    entry.name: entry
+    for entry in (
+        Activation(
+            "silu", "z sigmoid(z)", functional.silu, small=Limit("linear", 0.5), large=_RELU_END, aliases=("swish",)
+        ),
+        Activation(
+            "gelu",
+            "z Phi(z), Phi the normal distribution function",
+            functional.gelu,
+            small=Limit("linear", 0.5),
+            large=_RELU_END,
+            aliases=("gelu_python",),
+        ),
+        Activation(
+            "gelu_tanh",
+            "z (1 + tanh(sqrt(2/pi) (z + 0.044715 z^3))) / 2",
+            _gelu_tanh,
+            small=Limit("linear", 0.5),
+            large=_RELU_END,
+            aliases=("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_python_tanh", "gelu_accurate"),
+        ),
+        Activation(
+            "quick_gelu",
+            "z sigmoid(1.702 z)",
+            lambda z: z * torch.sigmoid(1.702 * z),
+            small=Limit("linear", 0.5),
+            large=_RELU_END,
+        ),
+        Activation(
+            "mish",
+            "z tanh(log(1 + exp(z)))",
+            functional.mish,
+            small=Limit("linear", math.tanh(math.log(2.0))),
+            large=_RELU_END,
+        ),
+        Activation("relu", "max(z, 0)", torch.relu, degree=1.0),
+        Activation("relu2", "max(z, 0)^2", lambda z: torch.relu(z).square(), degree=2.0, aliases=("squared_relu",)),
+        Activation("linear", "z", lambda z: z, degree=1.0, linear=True, aliases=("identity",)),
+        Activation(
+            "sigmoid",
+            "1 / (1 + exp(-z)), the gate of the original GLU",
+            torch.sigmoid,
+            small=Limit("constant", 0.5),
+            large=Limit("step"),
+        ),
+        Activation("tanh", "tanh(z)", torch.tanh, small=Limit("linear"), large=Limit("sign")),
+    )
+}
+
+# Ends of the scale that no model uses as its gate, but that some gates tend to.
+_ENDS: dict[str, Activation] = {
+    entry.name: entry
+    for entry in (
+        Activation("constant", "1", torch.ones_like, degree=0.0),
+        Activation("step", "1 for z > 0, else 0", lambda z: (z > 0).to(z.dtype), degree=0.0),
+        Activation("sign", "sign(z)", torch.sign, degree=0.0),
+    )
+}
+
+_BY_NAME = {alias: entry for entry in ACTIVATIONS.values() for alias in (entry.name, *entry.aliases)} | _ENDS
+
+
+def activation(name: str | Activation) -> Activation:
+    """The activation of that name, by its canonical name or any of its config names.
+
+    Raises:
+        UnknownActivation: the name is not in the table. Nothing is ever substituted for it.
+
+    >>> activation("gelu_pytorch_tanh").name
+    'gelu_tanh'
+    """
+    if isinstance(name, Activation):
+        return name
+    try:
+        return _BY_NAME[name.strip().lower()]
+    except (KeyError, AttributeError):
+        raise UnknownActivation(
+            f"activation {name!r} is not known here",
+            hint=f"Known are {', '.join(sorted(ACTIVATIONS))}; name one with `activation=` (`--activation`) "
+            "only if it is the function that the model really computes",
+        ) from None

@@ -1,0 +1,253 @@
+"""A checkpoint opened for reading factors: what it holds, from headers alone, and its layers one at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import BadOption, ShapeMismatch
+from ..neurons import GatedLayer
+from .factors import FactorReader
+from .families import FUSED_ORDERS, FusedOrder
+from .files import OpenedFiles, open_files
+from .layout import Site, find_sites
+from .ref import parse_ref
+from .rules import Config, Options, TowerRules, decide, gguf_config
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_WIDTH_KEYS = ("hidden_size", "d_model", "n_embd", "dim")
+
+
+def open_checkpoint(
+    ref: str | os.PathLike,
+    *,
+    fold_norm: bool = True,
+    fold_post_norm: bool = False,
+    family: str | None = None,
+    fused_layout: FusedOrder | None = None,
+    activation: str | None = None,
+) -> Checkpoint:
+    """Open a model for its gated MLPs. Headers are read, weights are not.
+
+    Args:
+        ref: a directory with config.json and safetensors (or .bin) files, a .safetensors, .gguf or .bin file, or a
+            hub repository as "org/name" or "org/name@revision". An existing path wins.
+        fold_norm: fold the gain of the norm before the MLP into query and key (and centre them for LayerNorm).
+        fold_post_norm: fold the gain of a norm on the MLP's output into value.
+        family: name of the family whose rules apply, instead of the config's model_type.
+        fused_layout: "gate-first", "up-first" or "interleaved", for fused tensors of families not in the table.
+        activation: name of the activation, instead of the config's.
+
+    Raises:
+        GluProbeError: one of its subclasses, saying what, where and what to do.
+    """
+    if fused_layout is not None and fused_layout not in FUSED_ORDERS:
+        raise BadOption(f"fused_layout is {fused_layout!r}", hint=f"Use one of {', '.join(FUSED_ORDERS)}")
+    parsed = parse_ref(ref)
+    options = Options(fold_norm, fold_post_norm, family, fused_layout, activation)
+    return Checkpoint(str(ref), parsed.name, open_files(parsed), options)
+
+
+class Checkpoint:
+    """The gated MLPs of one model.
+
+    Attributes:
+        ref, name: what the user typed, and the short name used in frames.
+        options: how it is read.
+        sites: every gated MLP found, in order.
+        notes: what a reader of the results should know, one sentence each.
+    """
+
+    def __init__(self, ref: str, name: str, opened: OpenedFiles, options: Options) -> None:
+        self.ref, self.name, self.options = ref, name, options
+        self._source, self._opened = opened.source, opened
+        gguf = opened.format == "gguf"
+        self._config = Config(gguf_config(opened.config) if gguf else opened.config, gguf)
+        self._inventory = find_sites(
+            self._source.infos(),
+            {tower: self._config.family(tower, options.family)[1] for tower in ("text", "vision", "audio", "mtp")},
+            self._config.text,
+            gguf=gguf,
+            model_type=self.model_type,
+            fused_layout=options.fused_layout,
+        )
+        self.sites: list[Site] = self._inventory.sites
+        self._reader = FactorReader(self._source, self._inventory, options, gguf=gguf)
+        self._rules = {
+            tower: decide(self._config, tower, options) for tower in dict.fromkeys(site.tower for site in self.sites)
+        }
+        self.notes: list[str] = [*opened.notes, *self._disagreements(), *self._inventory.notes, *self._assumptions()]
+
+    @property
+    def model_type(self) -> str | None:
+        """`model_type` of the config, or `general.architecture` of a GGUF file."""
+        return self._config.model_type
+
+    @property
+    def layers_present(self) -> dict[str, list[int]]:
+        """All layers of each tower, those without a gated MLP too."""
+        return self._inventory.layers
+
+    def _disagreements(self) -> list[str]:
+        """Where config and tensors differ: an error for the width, a note for what the tensors settle."""
+        config, notes = self._config.text, []
+        text = [site for site in self.sites if site.tower == "text"]
+        width = next((config[key] for key in _WIDTH_KEYS if isinstance(config.get(key), int)), None)
+        for site in text:
+            if width is not None and site.d_model != width:
+                name = site.tensors["down"]
+                raise ShapeMismatch(
+                    f"{name!r} is {list(self._source.infos()[name].shape)}, so d_model would be {site.d_model}, but the "
+                    f"config says {width}",
+                    where=site.where,
+                    hint="The tensors are transposed, or the config is of another model",
+                )
+        declared = config.get("intermediate_size")
+        odd = [site for site in text if site.expert is None and isinstance(declared, int) and site.d_mlp != declared]
+        if odd:
+            widths = ", ".join(map(str, sorted({site.d_mlp for site in odd})))
+            notes.append(
+                f"the config says d_mlp is {declared}, but {len(odd)} layers have {widths} (from layer {odd[0].layer} on)"
+            )
+        count, present = config.get("num_hidden_layers"), self._inventory.layers.get("text", [])
+        if isinstance(count, int) and present and len(present) != count:
+            notes.append(f"the config says {count} layers, but the file has {len(present)}")
+        return notes
+
+    def _assumptions(self) -> list[str]:
+        notes = []
+        for tower, rules in self._rules.items():
+            prefix = "" if tower == "text" else f"{tower}: "
+            if rules.family is None:
+                notes.append(
+                    f"{prefix}model_type {self.model_type!r} is not in the table: no norm was folded, and only directions and "
+                    "norms are reported (name a family with --family)"
+                )
+            elif rules.activation is None:
+                notes.append(
+                    f"{prefix}the activation is not known ({rules.activation_source}): measures of the neurons' function "
+                    "are missing (name it with --activation)"
+                )
+            elif rules.scale_note:
+                notes.append(f"{prefix}measures of the neurons' function are missing: {rules.scale_note}")
+        multiplier = self._config.text.get("residual_multiplier", 1.0)
+        if multiplier != 1.0:
+            notes.append(f"the model multiplies MLP outputs by {multiplier}; value does not include it")
+        return notes
+
+    def provenance(self) -> dict[str, Any]:
+        """What identifies the weights and how they were read; JSON-ready."""
+        return {
+            "model": self.name,
+            "ref": self.ref,
+            "format": self._opened.format,
+            **self._opened.provenance,
+            "model_type": self.model_type,
+            "towers": {tower: self._tower_provenance(tower, rules) for tower, rules in self._rules.items()},
+            "options": {name: getattr(self.options, name) for name in Options.__dataclass_fields__},
+            "notes": self.notes,
+        }
+
+    def _tower_provenance(self, tower: str, rules: TowerRules) -> dict[str, Any]:
+        sites = [site for site in self.sites if site.tower == tower]
+        infos = self._source.infos()
+        return {
+            "family": rules.name,
+            "activation": rules.activation.name if rules.activation else None,
+            "activation_source": rules.activation_source,
+            "norm": rules.norm_words(folded=self.options.fold_norm),
+            "post_norm": f"{rules.post_norm.words}, {'folded into value' if self.options.fold_post_norm else 'not folded'}"
+            if rules.post_norm else None,
+            "layout": sorted({site.fused or "separate" for site in sites}),
+            "dtypes": sorted({infos[name].dtype for site in sites for name in site.tensors.values()}),
+            "gated_mlps": len(sites),
+        }  # fmt: skip
+
+    def describe(self) -> pd.DataFrame:
+        """One row per gated MLP, from headers alone.
+
+        Columns: model, tower, layer, expert, d_model, d_mlp, layout, activation, norm, dtype, bytes (that reading its
+        factors takes), and the tensor names gate, up, down.
+        """
+        import pandas as pd
+
+        infos, rows = self._source.infos(), []
+        for site in self.sites:
+            rules = self._rules[site.tower]
+            names = dict.fromkeys([*site.tensors.values(), *self._reader.norm_tensors(site, rules).values()])
+            rows.append(
+                {
+                    "model": self.name,
+                    "tower": site.tower,
+                    "layer": site.layer,
+                    "expert": None if site.expert is None else str(site.expert),
+                    "d_model": site.d_model,
+                    "d_mlp": site.d_mlp,
+                    "layout": site.fused or "separate",
+                    "activation": rules.activation.name if rules.activation else None,
+                    "norm": rules.norm_words(folded=self.options.fold_norm),
+                    "dtype": infos[site.tensors["gate"]].dtype,
+                    "bytes": sum(infos[name].nbytes for name in names),
+                    "gate": site.tensors["gate"],
+                    "up": site.tensors["up"],
+                    "down": site.tensors["down"],
+                }
+            )
+        frame = pd.DataFrame(rows)
+        return frame.astype({"expert": "string"})
+
+    # -- factors ---------------------------------------------------------------------------------
+
+    def layers(self) -> Iterator[GatedLayer]:
+        """Every gated MLP in the file, one at a time, in order of tower, layer and expert."""
+        for site in self.sites:
+            yield self.load(site)
+
+    def layer(self, layer: int, expert: int | str | None = None, tower: str = "text") -> GatedLayer:
+        """The factors of one layer's MLP.
+
+        Args:
+            layer: its index in the model.
+            expert: routed index or "shared" in a mixture of experts; None for a dense MLP.
+            tower: which stack of layers.
+
+        Raises:
+            BadOption: there is no such MLP; the message says what there is.
+        """
+        towers = {site.tower for site in self.sites}
+        tower = next(iter(towers)) if tower == "text" and len(towers) == 1 else tower
+        here = [site for site in self.sites if site.tower == tower and site.layer == layer]
+        for site in here:
+            if site.expert == expert:
+                return self.load(site)
+        if here:
+            experts = ", ".join(repr(site.expert) for site in here[:8])
+            raise BadOption(
+                f"layer {layer} has no expert {expert!r}", where=self.name, hint=f"It has experts {experts}"
+            )
+        known = sorted({site.layer for site in self.sites if site.tower == tower})
+        raise BadOption(
+            f"there is no gated MLP in layer {layer} of {tower!r}",
+            where=self.name,
+            hint=f"There are gated MLPs in layers {spans(known)}"
+            if known
+            else f"There are the stacks {', '.join(sorted(towers))}",
+        )
+
+    def load(self, site: Site) -> GatedLayer:
+        """Read one MLP and make its factors."""
+        return self._reader.load(site, self._rules[site.tower])
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """[0, 1, 2, 5] as "0-2, 5"."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)

@@ -1,0 +1,135 @@
+"""From one MLP's tensors to its factors: halves, orientation, dtype, and the fold of the norm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from ..errors import IncompleteTriple, ShapeMismatch, UnscaledFP8
+from ..neurons import GatedLayer
+from .families import GGUF_NORMS, FusedOrder, Norm
+from .layout import Inventory, Site
+from .memory import transposed, widened
+from .rules import Options, TowerRules
+from .source import TensorSource
+
+
+class FactorReader:
+    """Reads one site at a time and makes a `GatedLayer` of it."""
+
+    def __init__(self, source: TensorSource, inventory: Inventory, options: Options, *, gguf: bool) -> None:
+        self._source, self._inventory, self._options, self._gguf = source, inventory, options, gguf
+
+    def norm_tensors(self, site: Site, rules: TowerRules) -> dict[str, str]:
+        """Names of the norm tensors that the options fold in: roles "norm", "norm_bias", "post_norm".
+
+        Raises:
+            IncompleteTriple, ShapeMismatch: one is absent or has another width.
+        """
+        wanted = {}
+        if rules.norm is not None and self._options.fold_norm:
+            if rules.norm.weight != "none":
+                wanted["norm"] = self._norm_name(site, rules.norm, "weight")
+            if rules.norm.bias:
+                wanted["norm_bias"] = self._norm_name(site, rules.norm, "bias")
+        if rules.post_norm is not None and self._options.fold_post_norm:
+            wanted["post_norm"] = self._norm_name(site, rules.post_norm, "weight")
+        return wanted
+
+    def load(self, site: Site, rules: TowerRules) -> GatedLayer:
+        """Read one MLP. Float32, or float64 where the file has that."""
+        gate, up = self._gate_and_up(site)
+        value = transposed(self._stored(site.tensors["down"]))
+        biases = {
+            role: self._read(site.tensors[role])
+            for role in ("gate_bias", "up_bias", "down_bias")
+            if role in site.tensors
+        }
+        query_bias, key_bias = _split(biases.get("gate_bias"), biases.get("up_bias"), site.fused)
+        norms = self.norm_tensors(site, rules)
+        if rules.norm is not None and self._options.fold_norm:
+            gate, query_bias = self._fold(gate, query_bias, rules.norm, norms)
+            up, key_bias = self._fold(up, key_bias, rules.norm, norms)
+        if "post_norm" in norms:
+            value *= self._gain(norms["post_norm"], rules.post_norm).to(value.dtype)
+        return GatedLayer(
+            gate,
+            up,
+            value,
+            rules.activation,
+            layer=site.layer,
+            expert=site.expert,
+            tower=site.tower,
+            query_bias=query_bias,
+            key_bias=key_bias,
+            output_bias=biases.get("down_bias"),
+            scale_note=rules.scale_note,
+            sources={**site.tensors, **norms},
+            norm=rules.norm_words(folded=self._options.fold_norm),
+        )
+
+    def _read(self, name: str, rows: slice | None = None) -> Tensor:
+        return widened(self._stored(name, rows))
+
+    def _stored(self, name: str, rows: slice | None = None) -> Tensor:
+        infos = self._source.infos()
+        if infos[name].dtype.startswith(("F8_", "FLOAT8")) and not any(
+            other.startswith(f"{name}_scale") for other in infos
+        ):
+            raise UnscaledFP8(
+                f"{name!r} is {infos[name].dtype} and no {name}_scale_inv or {name}_scale stands beside it",
+                hint="Without its scale the weight means nothing: the file is incomplete",
+            )
+        return self._source.read(name, rows)
+
+    def _gate_and_up(self, site: Site) -> tuple[Tensor, Tensor]:
+        gate, up = site.tensors["gate"], site.tensors["up"]
+        if site.fused is None:
+            return self._read(gate), self._read(up)
+        if site.fused == "interleaved":
+            both = self._read(gate)
+            return both[0::2].contiguous(), both[1::2].contiguous()
+        halves = self._read(gate, slice(0, site.d_mlp)), self._read(gate, slice(site.d_mlp, 2 * site.d_mlp))
+        return halves if site.fused == "gate-first" else halves[::-1]
+
+    def _norm_name(self, site: Site, norm: Norm, kind: str) -> str:
+        module = GGUF_NORMS[norm.tensor] if self._gguf else norm.tensor
+        name = self._inventory.beside(site, module, kind)
+        if name is None:
+            raise IncompleteTriple(
+                f"the norm {module}.{kind}, whose gain belongs to query and key, is missing",
+                where=site.where,
+                hint="The checkpoint is incomplete, or another family's rules apply (--family); "
+                "--no-fold-norm measures without it",
+            )
+        shape = self._source.infos()[name].shape
+        if shape != (site.d_model,):
+            raise ShapeMismatch(f"{name!r} is {list(shape)}, expected [{site.d_model}]", where=site.where)
+        return name
+
+    def _gain(self, name: str, norm: Norm) -> Tensor:
+        weight = self._read(name)
+        return 1 + weight if norm.weight == "offset" else weight
+
+    def _fold(
+        self, matrix: Tensor, bias: Tensor | None, norm: Norm, names: Mapping[str, str]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Rows and constants that act on the normalised stream as the stored ones act on the norm's output."""
+        if "norm_bias" in names:
+            constant = matrix @ self._read(names["norm_bias"]).to(matrix.dtype)
+            bias = constant if bias is None else bias + constant
+        if "norm" in names:
+            matrix *= self._gain(names["norm"], norm).to(matrix.dtype)
+        if norm.kind == "layer":  # x has mean 0: what a row has along the ones direction never acts
+            matrix -= matrix.mean(dim=1, keepdim=True)
+        return matrix, bias
+
+
+def _split(gate: Tensor | None, up: Tensor | None, fused: FusedOrder | None) -> tuple[Tensor | None, Tensor | None]:
+    if fused is None or gate is None:
+        return gate, up
+    if fused == "interleaved":
+        return gate[0::2].contiguous(), gate[1::2].contiguous()
+    first, second = gate.chunk(2)
+    return (first, second) if fused == "gate-first" else (second, first)

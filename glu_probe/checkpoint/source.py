@@ -1,0 +1,83 @@
+"""What every weight file looks like from above: named tensors whose facts are known before their data is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ..errors import IndexMismatch
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor as its header describes it.
+
+    Attributes:
+        name: as in the file.
+        dtype: storage type in the format's own spelling ("BF16", "F8_E4M3", "Q4_K", ...).
+        shape: sizes, outermost first.
+        nbytes: stored bytes.
+        file: the file that holds it, for messages and provenance.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    file: str
+
+
+class TensorSource(Protocol):
+    """Named tensors. `infos` reads headers only; `read` reads one tensor, or a range of its rows."""
+
+    def infos(self) -> Mapping[str, TensorInfo]:
+        """Every tensor by name."""
+        ...
+
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        """The tensor's values in a floating dtype, or those of a contiguous range of its first dimension."""
+        ...
+
+    def provenance(self) -> dict[str, Any]:
+        """What identifies the files: names, sizes, modification times, revision."""
+        ...
+
+
+class Shards:
+    """Several sources as one. Where a tensor is in two of them, `weight_map` (name to part) decides."""
+
+    def __init__(self, parts: Mapping[str, TensorSource], weight_map: Mapping[str, str] | None = None) -> None:
+        self._parts = dict(parts)
+        self._owner: dict[str, TensorSource] = {}
+        self._infos: dict[str, TensorInfo] = {}
+        for part, source in self._parts.items():
+            for name, info in source.infos().items():
+                if weight_map is not None and weight_map.get(name) != part:
+                    continue
+                if name in self._infos:
+                    raise IndexMismatch(
+                        f"tensor {name!r} is in {self._infos[name].file} and in {info.file}",
+                        hint="Remove the copy, or add the index file that says which one counts",
+                    )
+                self._owner[name], self._infos[name] = source, info
+        for name, part in (weight_map or {}).items():
+            if name not in self._infos:
+                raise IndexMismatch(
+                    f"the index puts tensor {name!r} into {part}, which does not hold it",
+                    hint="Index and shards are of different versions: download both again",
+                )
+
+    def infos(self) -> Mapping[str, TensorInfo]:
+        """Every tensor of every part."""
+        return self._infos
+
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        """Read from the part that owns the tensor."""
+        return self._owner[name].read(name, rows)
+
+    def provenance(self) -> dict[str, Any]:
+        """The files of all parts."""
+        return {"files": [file for part in self._parts.values() for file in part.provenance()["files"]]}

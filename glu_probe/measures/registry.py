@@ -1,0 +1,100 @@
+"""What there is to measure: every column of the frames with its meaning, range and invariances.
+
+A property test proves each declared invariance. The three transformations that leave the layer's function as it is:
+
+* permutation: of the neurons;
+* gauge: (k, v) -> (c k, v / c), c of either sign, neuron by neuron;
+* rotation: of the residual stream's basis (the norm's gain is folded in before).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .io_classes import IO_CLASSES
+
+ALL = ("permutation", "gauge", "rotation")
+NO_GAUGE = ("permutation", "rotation")
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One column.
+
+    Attributes:
+        name: the column's name.
+        level: "neuron" (a column of the neuron frame, its statistics in the layer frame) or "layer".
+        needs: "directions" (the weights alone) or "function" (activation and input scale must be known).
+        range: values it can take, as text.
+        invariant: transformations that leave it unchanged.
+        meaning: one sentence.
+        reference: where the definition comes from.
+    """
+
+    name: str
+    level: Literal["neuron", "layer"]
+    needs: Literal["directions", "function"]
+    range: str
+    invariant: tuple[str, ...]
+    meaning: str
+    reference: str = "glu-probe"
+
+
+_GS = "Gerstner & Schuetze, arXiv 2505.17936"
+_BRESLOW = "after Breslow, arXiv 2606.22172"
+
+_NEURON = (
+    Measure("query_norm", "neuron", "directions", ">= 0", ALL,
+            "|q|: the standard deviation s of the gate's pre-activation on isotropic input; the activation fixes its scale"),
+    Measure("value_gain", "neuron", "directions", ">= 0", ALL, "|k||v|: how strongly the neuron's linear branch writes"),
+    Measure("abs_cos_qk", "neuron", "directions", "[0, 1]", ALL,
+            "|cos(q, k)|: 0 if gate and up read unrelated directions, 1 if the same one"),
+    Measure("cos_kv", "neuron", "directions", "[-1, 1]", ALL,
+            "cos(k, v): > 0 if the neuron writes along what its up branch reads, < 0 against it", _GS),
+    Measure("abs_cos_qv", "neuron", "directions", "[0, 1]", ALL, "|cos(q, v)|: does the neuron write along its gate", _GS),
+    Measure("cos_qv", "neuron", "directions", "[-1, 1]", ALL, "cos(q, v) times the sign of cos(q, k)", _GS),
+    Measure("exchange_asymmetry", "neuron", "function", "[0, 1]", ALL,
+            "share of the neuron's energy that changes sign when gate and up are exchanged: 0 symmetric, 1/2 unrelated, "
+            "1 antisymmetric", _BRESLOW),
+    Measure("scaling_asymmetry", "neuron", "function", "[0, 1]", ALL,
+            "the same for (q, k) -> (2q, k/2): 0 for ReLU and for a bilinear neuron", _BRESLOW),
+    Measure("linear_share", "neuron", "function", "[0, 1]", ALL, "share of its energy that is proportional to b = k.x"),
+    Measure("bilinear_share", "neuron", "function", "[0, 1]", ALL,
+            "share that the product ab adds: how much of the neuron is a rank-1 bilinear unit", _BRESLOW),
+    Measure("residual_share", "neuron", "function", "[0, 1]", ALL, "the rest of its energy"),
+    Measure("output_energy", "neuron", "function", ">= 0", ALL,
+            "E[g^2]|v|^2: the neuron's mean squared output on Gaussian input, the weight of `_weighted` means"),
+    Measure("outlier_risk", "neuron", "directions", ">= 0", ALL,
+            "|cos(q, k)||q||k||v|: gain of a quadratic amplifier, a known cause of FP8 overflow"),
+    Measure("io_class", "neuron", "directions", f"one of {len(IO_CLASSES)} classes", ALL,
+            "whether the neuron writes what it reads, by its three cosines at threshold 0.5", _GS),
+    Measure("key_norm", "neuron", "directions", ">= 0", NO_GAUGE, "|k|, a choice of coordinates: means nothing alone"),
+    Measure("value_norm", "neuron", "directions", ">= 0", NO_GAUGE, "|v|, a choice of coordinates: means nothing alone"),
+    Measure("norm_ratio", "neuron", "directions", ">= 0", NO_GAUGE,
+            "|q|/|k|, a choice of coordinates: means nothing alone"),
+)  # fmt: skip
+
+_LAYER = (
+    Measure("exchange_asymmetry_output", "layer", "function", "[0, 1]", ALL,
+            "exchange_asymmetry of the whole layer's output vector on Gaussian samples", _BRESLOW),
+    Measure("scaling_asymmetry_output", "layer", "function", "[0, 1]", ALL,
+            "scaling_asymmetry of the whole layer's output vector on Gaussian samples", _BRESLOW),
+    *(
+        Measure(f"{branch}_{figure}", "layer", "directions", span,
+                ALL if branch == "gate" or figure.endswith("_unit") else NO_GAUGE, f"{words} of the {branch} matrix")
+        for branch in ("gate", "up", "down")
+        for figure, span, words in (
+            ("frobenius", ">= 0", "Frobenius norm"),
+            ("spectral_norm", ">= 0", "largest singular value"),
+            ("stable_rank", "[1, d_model]", "(Frobenius / spectral norm)^2"),
+            ("spectral_norm_unit", ">= 1", "largest singular value, rows scaled to norm 1,"),
+            ("stable_rank_unit", "[1, d_model]", "stable rank, rows scaled to norm 1,"),
+        )
+    ),
+)  # fmt: skip
+
+MEASURES: dict[str, Measure] = {measure.name: measure for measure in (*_NEURON, *_LAYER)}
+NEURON_MEASURES: tuple[str, ...] = tuple(m.name for m in _NEURON if m.name != "io_class")
+FUNCTION_MEASURES: tuple[str, ...] = tuple(m.name for m in _NEURON if m.needs == "function")
+STATISTICS = ("mean", "median", "q05", "q95", "weighted")

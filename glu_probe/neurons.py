@@ -1,0 +1,194 @@
+"""A gated MLP as its neurons: rank-1 query, key and value factors, and the operations on them.
+
+With x the MLP's input, neuron j computes S(a_j) b_j v_j, where a_j = q_j.x + query_bias_j and
+b_j = k_j.x + key_bias_j. Everything is neuron-major: row j of query, key and value is neuron j, whatever
+the layout of the file was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor
+
+from .activations import Activation
+from .errors import BadOption, ShapeMismatch, UnknownActivation
+
+Gauge = Literal["canonical", "raw"]
+Factor = Float[Tensor, "d_mlp d_model"]
+PerNeuron = Float[Tensor, " d_mlp"]
+
+
+@dataclass(frozen=True)
+class GatedLayer:
+    """The factors of one gated MLP.
+
+    Attributes:
+        query, key, value: gate rows, up rows and down columns, [d_mlp, d_model], float32 or wider.
+        activation: the gate's nonlinearity S; None where it is not known.
+        layer, expert, tower: where in the model it stands. `expert` is the routed index, "shared" or None.
+        query_bias, key_bias: [d_mlp] constants of a and b, or None.
+        output_bias: [d_model], added to the MLP's output, or None.
+        scale_note: None where x has a known scale (it leaves a norm that is folded in, or whose gain is left
+            out on purpose); else the reason why measures that depend on |q| are missing.
+        sources: role ("gate", "up", "down", "norm", ...) to the name of the tensor it was read from.
+        norm: how the norm in front was folded, in words, for reports.
+    """
+
+    query: Factor
+    key: Factor
+    value: Factor
+    activation: Activation | None
+    layer: int = 0
+    expert: int | str | None = None
+    tower: str = "text"
+    query_bias: PerNeuron | None = None
+    key_bias: PerNeuron | None = None
+    output_bias: Float[Tensor, " d_model"] | None = None
+    scale_note: str | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+    norm: str = "none"
+
+    def __post_init__(self) -> None:
+        shape = self.query.shape
+        if len(shape) != 2 or self.key.shape != shape or self.value.shape != shape:
+            raise ShapeMismatch(
+                "query, key and value must all be [d_mlp, d_model], found "
+                f"{list(shape)}, {list(self.key.shape)}, {list(self.value.shape)}",
+                where=f"layer {self.layer}",
+            )
+
+    @property
+    def d_mlp(self) -> int:
+        """Number of neurons."""
+        return self.query.shape[0]
+
+    @property
+    def d_model(self) -> int:
+        """Width of the residual stream."""
+        return self.query.shape[1]
+
+    @property
+    def group(self) -> str:
+        """Kind of MLP this is: "dense", "routed" or "shared"."""
+        return "dense" if self.expert is None else "shared" if self.expert == "shared" else "routed"
+
+    def functional_note(self) -> str | None:
+        """Why measures of the neuron's function are missing, or None where they are defined."""
+        if self.activation is None:
+            return "the activation is not known"
+        return self.scale_note
+
+    def preactivations(
+        self, x: Float[Tensor, "*batch d_model"]
+    ) -> tuple[Float[Tensor, "*batch d_mlp"], Float[Tensor, "*batch d_mlp"]]:
+        """(a, b): the gate's and the up branch's pre-activations."""
+        a = einsum(x, self.query, "... d_model, d_mlp d_model -> ... d_mlp")
+        b = einsum(x, self.key, "... d_model, d_mlp d_model -> ... d_mlp")
+        a = a if self.query_bias is None else a + self.query_bias
+        return a, b if self.key_bias is None else b + self.key_bias
+
+    def coefficients(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_mlp"]:
+        """g = S(a) b, what each neuron multiplies its value with."""
+        a, b = self.preactivations(x)
+        return self._known_activation()(a) * b
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """The MLP's output.
+
+        Args:
+            x: with the norm folded in, the normalised stream before the norm's gain (h / rms(h) for RMSNorm,
+                (h - mean(h)) / std(h) for LayerNorm); without folding, the MLP module's own input.
+        """
+        out = einsum(self.coefficients(x), self.value, "... d_mlp, d_mlp d_model -> ... d_model")
+        return out if self.output_bias is None else out + self.output_bias
+
+    # -- gauge: the same function in other coordinates ------------------------------------------
+
+    def regauge(self, c: PerNeuron) -> GatedLayer:
+        """The same function with (k, v) -> (c k, v / c), c of either sign; b and its bias scale with c."""
+        return replace(
+            self,
+            key=self.key * c[:, None],
+            value=self.value / c[:, None],
+            key_bias=None if self.key_bias is None else self.key_bias * c,
+        )
+
+    def canonical_gauge(self, x: Float[Tensor, "*batch d_model"] | None = None) -> PerNeuron:
+        """The c for which b = c k.x has the root mean square of a = q.x, and E[ab] >= 0.
+
+        Args:
+            x: the sample the expectations are over; None for isotropic input of unit variance, for which they
+                follow from norms and cosines.
+
+        Returns:
+            [d_mlp], 1 where a branch is zero and no gauge exists.
+        """
+        if x is None:
+            square_a = self.query.double().square().sum(1)
+            square_b = self.key.double().square().sum(1)
+            product = (self.query.double() * self.key.double()).sum(1)
+            mean_a = 0.0 if self.query_bias is None else self.query_bias.double()
+            mean_b = 0.0 if self.key_bias is None else self.key_bias.double()
+            square_a, square_b = square_a + mean_a * mean_a, square_b + mean_b * mean_b
+            product = product + mean_a * mean_b
+        else:
+            a, b = (part.double().reshape(-1, self.d_mlp) for part in self.preactivations(x))
+            square_a, square_b, product = a.square().mean(0), b.square().mean(0), (a * b).mean(0)
+        return gauge_of(square_a, square_b, product).to(self.query.dtype)
+
+    def canonical(self, x: Float[Tensor, "*batch d_model"] | None = None) -> GatedLayer:
+        """The same function in the canonical gauge of isotropic input, or of the sample `x`."""
+        return self.regauge(self.canonical_gauge(x))
+
+    # -- the two operations whose effect is what this project measures ---------------------------
+
+    def exchange(self, gauge: Gauge = "canonical", x: Float[Tensor, "*batch d_model"] | None = None) -> GatedLayer:
+        """The layer with gate and up branch exchanged: S(b) a in place of S(a) b.
+
+        In the canonical gauge this is an operation on the function. In the "raw" gauge it depends on the
+        accidental scale and sign of each key row; it is there for comparison with naive swaps.
+        """
+        if gauge not in ("canonical", "raw"):
+            raise BadOption(f"gauge is {gauge!r}", hint='Use "canonical" or "raw"')
+        layer = self.canonical(x) if gauge == "canonical" else self
+        return replace(
+            layer,
+            query=layer.key,
+            key=layer.query,
+            query_bias=layer.key_bias,
+            key_bias=layer.query_bias,
+        )
+
+    def rescale(self, c: float) -> GatedLayer:
+        """The layer with (q, k) -> (c q, k / c), biases alike: S(c a) b / c in place of S(a) b."""
+        if not c:
+            raise BadOption("c is 0, but inverse scaling needs c != 0")
+        return replace(
+            self,
+            query=self.query * c,
+            key=self.key / c,
+            query_bias=None if self.query_bias is None else self.query_bias * c,
+            key_bias=None if self.key_bias is None else self.key_bias / c,
+        )
+
+    def _known_activation(self) -> Activation:
+        if self.activation is None:
+            raise UnknownActivation(
+                "the activation of this layer is not known",
+                where=f"layer {self.layer}",
+                hint="Open the checkpoint with `activation=` (`--activation`)",
+            )
+        return self.activation
+
+
+def gauge_of(square_a: PerNeuron, square_b: PerNeuron, product: PerNeuron) -> PerNeuron:
+    """The canonical c from E[a^2], E[b^2] and E[ab]: 1 in size where a branch is zero, positive where E[ab] is 0."""
+    c = (square_a / square_b).sqrt()
+    c = torch.where(torch.isfinite(c) & (c > 0), c, 1.0)
+    return torch.where(product < 0, -c, c)

@@ -1,0 +1,269 @@
+"""The result of a run: frames, where they came from, and their way to disk and back."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import importlib.metadata
+import io
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from .errors import BadOption, CannotWrite, NoReport
+
+_LAYER_TABLE = (
+    "layer", "group", "n_neurons", "query_norm_median", "abs_cos_qk_mean", "abs_cos_qk_null_mean", "cos_kv_mean",
+    "exchange_asymmetry_mean", "exchange_asymmetry_weighted", "exchange_asymmetry_output", "exchange_asymmetry_output_se",
+    "scaling_asymmetry_output", "linear_share_mean", "bilinear_share_mean", "residual_share_mean",
+    "gate_stable_rank_unit", "up_stable_rank_unit", "down_stable_rank_unit",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was measured on one model.
+
+    Attributes:
+        layers: a row per layer and expert group; `<measure>_mean`, `_median`, `_q05`, `_q95`, `_weighted`, nulls and
+            effect sizes, layer measures, counts of odd neurons.
+        neurons: a row per neuron, with every neuron measure, `io_class` and `flags`.
+        classes: fractions of the input-output classes per layer over a sweep of thresholds.
+        provenance: files or revision, family, activation, norm, options, seed, versions, and `notes`, what a reader
+            must know. JSON-ready.
+    """
+
+    layers: pd.DataFrame
+    neurons: pd.DataFrame
+    classes: pd.DataFrame
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def findings(self) -> list[str]:
+        """The main results as sentences."""
+        from .findings import findings
+
+        return findings(self.layers, self.neurons)
+
+    def save(self, directory: str | os.PathLike, *, figures: bool = True) -> list[str]:
+        """Write everything into a directory, data first: layers.csv, layers.parquet, neurons.parquet, classes.csv,
+        provenance.json, then figures/*.png and report.html.
+
+        Every file appears whole or not at all. A figure that cannot be drawn does not keep the rest from being written.
+
+        Returns:
+            What went wrong with figures, one sentence each.
+
+        Raises:
+            CannotWrite: the directory or a file in it cannot be written.
+        """
+        directory = prepare_directory(directory)
+        with _refusals(directory):
+            write_atomically(directory / "layers.parquet", self.layers.to_parquet)
+            write_atomically(directory / "layers.csv", lambda path: self.layers.to_csv(path, index=False))
+            write_atomically(directory / "neurons.parquet", self.neurons.to_parquet)
+            write_atomically(directory / "classes.csv", lambda path: self.classes.to_csv(path, index=False))
+            write_text(directory / "provenance.json", json.dumps(self.provenance, indent=2, allow_nan=False) + "\n")
+        return self.draw(directory) if figures else []
+
+    def draw(self, directory: str | os.PathLike) -> list[str]:
+        """Write figures/*.png and report.html alone; see `save`."""
+        directory = prepare_directory(directory)
+        pictures, troubles = self._pictures()
+        with _refusals(directory):
+            (directory / "figures").mkdir(exist_ok=True)
+            for picture in pictures:
+                if picture["png"]:
+                    data = picture["png"]
+                    write_atomically(
+                        directory / "figures" / f"{picture['name']}.png", lambda p, d=data: p.write_bytes(d)
+                    )
+            write_text(directory / "report.html", self._html(pictures))
+        return troubles
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike) -> Report:
+        """Read a saved report.
+
+        Raises:
+            NoReport: a file of it is absent or cannot be read.
+        """
+        directory = Path(directory)
+        try:
+            provenance = json.loads((directory / "provenance.json").read_text(encoding="utf-8"))
+            layers = pd.read_parquet(directory / "layers.parquet")
+            neurons = pd.read_parquet(directory / "neurons.parquet")
+            classes = pd.read_csv(directory / "classes.csv")
+        except (OSError, ValueError) as error:
+            raise NoReport(
+                f"there is no complete report here ({error})", where=directory,
+                hint="Make one with `glu-probe report MODEL -o DIR`",
+            ) from None  # fmt: skip
+        return cls(layers, neurons, classes, provenance)
+
+    def to_html(self) -> str:
+        """The report as one self-contained page."""
+        return self._html(self._pictures()[0])
+
+    def _html(self, pictures: list[dict[str, Any]]) -> str:
+        import jinja2
+
+        from .measures.registry import MEASURES
+
+        environment = jinja2.Environment(
+            loader=jinja2.PackageLoader("glu_probe", "."), autoescape=True, undefined=jinja2.StrictUndefined,
+            trim_blocks=True, lstrip_blocks=True,
+        )  # fmt: skip
+        columns = [name for name in _LAYER_TABLE if name in self.layers]
+        if self.layers["group"].nunique() == 1:
+            columns.remove("group")
+        rows = [[_cell(row[name]) for name in columns] for _, row in self.layers.iterrows()]
+        encoded = [p | {"png": base64.b64encode(p["png"]).decode()} if p["png"] else p for p in pictures]
+        return environment.get_template("report.html.jinja").render(
+            provenance=self.provenance, findings=self.findings, pictures=encoded, columns=columns, rows=rows,
+            measures=MEASURES.values(), version=importlib.metadata.version("glu-probe"),
+        )  # fmt: skip
+
+    def _pictures(self) -> tuple[list[dict[str, Any]], list[str]]:
+        """Every figure of the page: name, title, caption, and its PNG, or why there is none."""
+        pictures, troubles = [], []
+        for name, title, caption, size, draw in _figures(self):
+            png, reason = None, ""
+            try:
+                png = render(draw, size)
+            except BadOption as error:
+                reason = error.what
+            except Exception as error:  # whatever a plotting library raises must not cost the data
+                reason = f"the figure could not be drawn: {type(error).__name__}: {error}"
+                troubles.append(f"{name}: {reason}")
+            pictures.append({"name": name, "title": title, "caption": caption, "png": png, "reason": reason})
+        return pictures, troubles
+
+
+def _figures(report: Report) -> Iterator[tuple[str, str, str, tuple[float, float], Callable]]:
+    from . import figures as f
+
+    layers, neurons = report.layers, report.neurons
+    wide = max(6.5, 3.4 + 0.11 * len(layers))
+    yield (
+        "heatmap", "Every layer at a glance",
+        "A column per layer, a row per measure; each row has its own scale, from the lowest to the highest value in its label.",
+        (wide + 2.2, 5.0), lambda ax: f.layer_heatmap(layers, ax=ax),
+    )  # fmt: skip
+    yield (
+        "phase_diagram", "Between bilinear and ReLU",
+        "Each point is a layer at the medians of its neurons. To the left the gate works in its linear range and the neuron is "
+        "bilinear: exchanging the branches changes nothing. To the right it is a ReLU. Upwards gate and up read the same "
+        "direction. Contours: exchange asymmetry of a single neuron on Gaussian input.",
+        (7.0, 4.6), lambda ax: f.phase_diagram(layers, ax=ax),
+    )  # fmt: skip
+    yield (
+        "phase_diagram_neurons", "All neurons in the same picture", "Density of neurons, on a logarithmic colour scale.",
+        (7.0, 4.6), lambda ax: f.phase_diagram(neurons, activation=f._only_activation(layers), ax=ax),
+    )  # fmt: skip
+    for measure, title, caption in (
+        ("exchange_asymmetry", "Exchange asymmetry by layer",
+         "How much of a neuron's energy changes sign when gate and up are exchanged: 0 if they are interchangeable, 1/4 for "
+         "a ReLU with unrelated branches, 1/2 if the exchanged neuron has nothing to do with the original."),
+        ("bilinear_share", "Bilinear share by layer",
+         "How much of a neuron's energy the plain product of its two branches carries."),
+        ("abs_cos_qk", "Alignment of gate and up",
+         "|cos(q, k)|, with the mean over mismatched pairs of the same layer: what anisotropy alone would give."),
+        ("cos_kv", "What is read and what is written",
+         "cos(k, v): above 0 the neurons write along what their up branch reads, below 0 against it."),
+    ):  # fmt: skip
+        yield (
+            f"profile_{measure}", title, caption, (max(7.0, wide - 1), 3.4),
+            lambda ax, m=measure: f.layer_profile(layers, m, ax=ax),
+        )  # fmt: skip
+    yield (
+        "class_bars", "Input-output classes by layer",
+        "Classes of Gerstner & Schuetze (arXiv 2505.17936) at threshold 0.5; classes.csv has other thresholds.",
+        (max(8.0, wide + 1.5), 3.6), lambda ax: f.class_bars(layers, ax=ax),
+    )  # fmt: skip
+    yield (
+        "neuron_scatter", "Alignment and writing, neuron by neuron",
+        "Right: gate and up read the same direction. Up: the neuron amplifies what it reads. Down: it removes it.",
+        (6.6, 4.4), lambda ax: f.neuron_scatter(neurons, ax=ax),
+    )  # fmt: skip
+
+
+def render(draw: Callable, size: tuple[float, float]) -> bytes:
+    """A figure as PNG bytes, without a display and without leaving a figure open."""
+    from .figures import figure_axes
+
+    ax = figure_axes(size)
+    draw(ax)
+    buffer = io.BytesIO()
+    # the version of the plotting library is not part of the result
+    ax.figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _cell(value: Any) -> str:
+    if pd.isna(value):
+        return "–"
+    return (
+        f"{value:.4g}"
+        if isinstance(value, float) or hasattr(value, "dtype") and value.dtype.kind == "f"
+        else str(value)
+    )
+
+
+def software_versions() -> dict[str, str]:
+    """Versions of everything that could change a number."""
+    import platform
+
+    versions = {"python": platform.python_version()}
+    for name in ("glu-probe", "torch", "numpy", "pandas", "gguf", "huggingface_hub"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+
+def prepare_directory(directory: str | os.PathLike) -> Path:
+    """The directory, made if need be.
+
+    Raises:
+        CannotWrite: it is a file, or may not be written.
+    """
+    path = Path(directory).expanduser()
+    with _refusals(path):
+        path.mkdir(parents=True, exist_ok=True)
+    if not os.access(path, os.W_OK):
+        raise CannotWrite("the directory may not be written", where=path, hint="Choose another with -o")
+    return path
+
+
+@contextlib.contextmanager
+def _refusals(where: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CannotWrite(
+            f"cannot write: {error.strerror or error}", where=error.filename or where,
+            hint="Free space or choose another directory with -o; files written before are whole",
+        ) from None  # fmt: skip
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a temporary file beside `path`, then rename it: under the final name it is whole or not there."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        write(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write text atomically."""
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
