@@ -98,7 +98,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1024, help="rows of a chunk of the plain loop")
     parser.add_argument("--scratch", type=Path, default=None, help="where to write the synthetic checkpoint")
     options = parser.parse_args()
-    print(f"{torch.get_num_threads()} threads, {options.d_model} x {options.d_mlp} bfloat16, chunks of {options.rows} rows")
+    print(
+        f"{torch.get_num_threads()} threads, {options.d_model} x {options.d_mlp} bfloat16, chunks of {options.rows} rows"
+    )
     for layers in options.layers:
         with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
             directory = Path(scratch)
