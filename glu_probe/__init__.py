@@ -23,8 +23,8 @@ _PUBLIC = {
     "GatedLayer": "neurons",
     "Activation": "activations",
     "activation": "activations",
-    "probe": "probe",
-    "measure_layer": "probe",
+    "probe": "probing",
+    "measure_layer": "probing",
     "Report": "report",
     "gaussian_measures": "measures.gaussian",
     "io_class": "measures.io_classes",
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from .measures.io_classes import IO_CLASSES, io_class
     from .measures.registry import MEASURES
     from .neurons import GatedLayer
-    from .probe import measure_layer, probe
+    from .probing import measure_layer, probe
     from .report import Report
 
 

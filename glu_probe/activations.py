@@ -50,6 +50,7 @@ class Activation:
     aliases: tuple[str, ...] = ()
 
     def __call__(self, z: Tensor) -> Tensor:
+        """S(z), element-wise."""
         return self.function(z)
 
     def __reduce__(self):  # by name: the lambdas below do not pickle, worker processes need it

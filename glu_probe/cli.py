@@ -137,7 +137,7 @@ def report(
 def _report(checkpoint: Any, out: Path, *, figures: bool, **options: Any) -> Any:
     from tqdm import tqdm
 
-    from .probe import probe
+    from .probing import probe
     from .report import prepare_directory
 
     prepare_directory(out)  # before the work, not after it

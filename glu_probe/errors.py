@@ -41,6 +41,10 @@ class PathNotFound(GluProbeError):
     """A reference that can only be a path does not exist."""
 
 
+class Unreadable(GluProbeError):
+    """A file or directory exists but the system does not let it be read."""
+
+
 class RepoNotFound(GluProbeError):
     """The hub has no such repository, or it is private and the token does not open it."""
 

@@ -147,13 +147,14 @@ def layer_profile(layers: pd.DataFrame, measure: str = "exchange_asymmetry", *, 
     _require(layers, ["layer", *columns.values()])
     if layers[columns["median"]].isna().all():
         raise BadOption(f"every value of {measure} is missing: there is nothing to draw")
-    ax = _axes(ax, (7.0, 3.4))
+    ax = _axes(ax, (8.0, 3.2))
     position = np.arange(len(layers))
     colour = sns.color_palette()[0]
     ax.fill_between(
         position, layers[columns["q05"]], layers[columns["q95"]], color=colour, alpha=0.2, lw=0, label="5-95 %"
     )
-    sns.lineplot(x=position, y=layers[columns["median"]].to_numpy(), ax=ax, color=colour, label="median", marker=".")
+    # not seaborn's lineplot: it draws across layers that are missing
+    ax.plot(position, layers[columns["median"]].to_numpy(), color=colour, marker=".", label="median")
     for column, style, label in (
         (f"{measure}_weighted", "--", "weighted by output energy"),
         (f"{measure}_null_mean", ":", "mean of mismatched pairs"),
@@ -162,7 +163,7 @@ def layer_profile(layers: pd.DataFrame, measure: str = "exchange_asymmetry", *, 
         if column in layers and layers[column].notna().any():
             ax.plot(position, layers[column], style, color="black", lw=1.2, label=label)
     ax.set_ylabel(measure)
-    ax.legend(fontsize="small", frameon=False)
+    ax.legend(fontsize="small", frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     ax.margins(x=0.01)
     _label_layers(ax, layer_labels(layers))
     return ax
@@ -208,7 +209,8 @@ def phase_diagram(frame: pd.DataFrame | None = None, *, activation: str | None =
         points = ax.scatter(x, y, c=by_layer, cmap="viridis", s=34, edgecolor="white", linewidth=0.6, zorder=3)
         ax.plot(x, y, color="0.3", lw=0.5, zorder=2)
         ax.figure.colorbar(points, ax=ax, label="layer")
-    ax.set(xlim=(low, high), ylim=(0, 1), xlabel="gate scale  s = |q|", ylabel="ρ = |cos(q, k)|")
+    top = 1.0 if y is None or y.max() > 0.45 else 0.5  # medians of layers crowd at the bottom
+    ax.set(xlim=(low, high), ylim=(0, top), xlabel="gate scale  s = |q|", ylabel="ρ = |cos(q, k)|")
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.set_title(f"exchange asymmetry of {activation} neurons", fontsize="medium")
     return ax

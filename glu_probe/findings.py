@@ -22,6 +22,7 @@ def findings(layers: pd.DataFrame, neurons: pd.DataFrame) -> list[str]:
         _regime(gated, neurons),
         _bilinear(gated),
         _output(gated),
+        _dominated(gated, neurons),
         _alignment(gated),
         _writing(gated),
         _ranks(gated),
@@ -78,6 +79,27 @@ def _output(layers: pd.DataFrame) -> str:
     return (
         f"The outputs of whole layers are {_span(value)} asymmetric under exchange, most in layer "
         f"{layers.loc[top, 'layer']} (standard error at most {error.max():.2g})."
+    )
+
+
+def _dominated(layers: pd.DataFrame, neurons: pd.DataFrame) -> str:
+    share = layers["output_energy_top_share"]
+    alone = layers[share > 0.5]
+    if share.isna().all():
+        return ""
+    if alone.empty:
+        return f"No single neuron carries more than {share.max():.0%} of a layer's output energy."
+    named = []
+    for _, row in alone.head(4).iterrows():
+        here = neurons[(neurons["layer"] == row["layer"]) & (neurons["tower"] == row["tower"])]
+        named.append(
+            f"layer {row['layer']} (neuron {here.loc[here['output_energy'].idxmax(), 'neuron']}, "
+            f"{row['output_energy_top_share']:.0%})"
+        )
+    more = f" and {len(alone) - 4} more" if len(alone) > 4 else ""
+    return (
+        f"One neuron carries more than half of the output energy in {', '.join(named)}{more}: energy-weighted and "
+        "output figures of these layers are that neuron's."
     )
 
 

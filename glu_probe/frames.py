@@ -144,6 +144,7 @@ def layer_row(model: str, results: Sequence[LayerResult]) -> dict[str, object]:
         row |= {f"{name}_{statistic}": value for statistic, value in statistics(neurons[name], weights).items()}
     for name in NULL_MEASURES:
         row |= _null_columns(name, row[f"{name}_mean"], [r.nulls[name] for r in results], first.d_model)
+    row["output_energy_top_share"] = _top_share(weights)
     classes = neurons["io_class"]
     known = classes >= 0
     for index, name in enumerate(IO_CLASSES):
@@ -157,6 +158,12 @@ def layer_row(model: str, results: Sequence[LayerResult]) -> dict[str, object]:
 def class_column(name: str) -> str:
     """Layer column with the fraction of neurons in an input-output class."""
     return f"io_class_{name.replace(' ', '_')}"
+
+
+def _top_share(energy: np.ndarray) -> float:
+    """Share of the strongest neuron in the sum: near 1 where a layer's energy-weighted figures are one neuron's."""
+    known = energy[np.isfinite(energy)]
+    return float(1 / (known / known.max()).sum()) if known.size and known.max() > 0 else np.nan
 
 
 def _null_columns(name: str, mean: float, nulls: Sequence[np.ndarray], d_model: int) -> dict[str, float]:

@@ -178,13 +178,13 @@ def _figures(report: Report) -> Iterator[tuple[str, str, str, tuple[float, float
          "cos(k, v): above 0 the neurons write along what their up branch reads, below 0 against it."),
     ):  # fmt: skip
         yield (
-            f"profile_{measure}", title, caption, (max(7.0, wide - 1), 3.4),
+            f"profile_{measure}", title, caption, (max(8.2, wide + 0.8), 3.2),
             lambda ax, m=measure: f.layer_profile(layers, m, ax=ax),
         )  # fmt: skip
     yield (
         "class_bars", "Input-output classes by layer",
         "Classes of Gerstner & Schuetze (arXiv 2505.17936) at threshold 0.5; classes.csv has other thresholds.",
-        (max(8.0, wide + 1.5), 3.6), lambda ax: f.class_bars(layers, ax=ax),
+        (max(8.2, wide + 0.8), 3.6), lambda ax: f.class_bars(layers, ax=ax),
     )  # fmt: skip
     yield (
         "neuron_scatter", "Alignment and writing, neuron by neuron",
@@ -210,7 +210,7 @@ def _cell(value: Any) -> str:
         return "–"
     return (
         f"{value:.4g}"
-        if isinstance(value, float) or hasattr(value, "dtype") and value.dtype.kind == "f"
+        if isinstance(value, float) or (hasattr(value, "dtype") and value.dtype.kind == "f")
         else str(value)
     )
 

@@ -66,3 +66,24 @@ def write_llama(directory: Path, **changes) -> Path:
         hidden_size=shape.get("d_model", D_MODEL),
     )
     return write_checkpoint(directory, llama_tensors(**shape), llama_config(**(config | changes)))
+
+
+def random_layer(
+    *, d_mlp: int = D_MLP, d_model: int = D_MODEL, activation: str = "silu", seed: int = 0, biases: bool = False
+):
+    """A `GatedLayer` of random float64 factors."""
+    import glu_probe as gp
+
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64) * shape[-1] ** -0.5
+
+    return gp.GatedLayer(
+        draw(d_mlp, d_model) * 1.5,
+        draw(d_mlp, d_model),
+        draw(d_mlp, d_model),
+        gp.activation(activation),
+        query_bias=draw(d_mlp) if biases else None,
+        key_bias=draw(d_mlp) if biases else None,
+    )

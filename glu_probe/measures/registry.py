@@ -80,6 +80,8 @@ _LAYER = (
             "exchange_asymmetry of the whole layer's output vector on Gaussian samples", _BRESLOW),
     Measure("scaling_asymmetry_output", "layer", "function", "[0, 1]", ALL,
             "scaling_asymmetry of the whole layer's output vector on Gaussian samples", _BRESLOW),
+    Measure("output_energy_top_share", "layer", "function", "[0, 1]", ALL,
+            "share of the strongest neuron in the layer's output energy: near 1, the weighted figures are that neuron's"),
     *(
         Measure(f"{branch}_{figure}", "layer", "directions", span,
                 ALL if branch == "gate" or figure.endswith("_unit") else NO_GAUGE, f"{words} of the {branch} matrix")

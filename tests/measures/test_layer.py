@@ -1,0 +1,185 @@
+"""Measures of whole layers: nulls, output asymmetry, spectra."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import glu_probe as gp
+from glu_probe.measures import output, spectra
+from glu_probe.measures.nulls import isotropic_null, mismatched, null_measures
+from glu_probe.measures.output import default_samples, output_asymmetry
+from glu_probe.measures.products import row_products
+from glu_probe.measures.spectra import branch_spectra
+
+from ..support import random_layer
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def everything(layer: gp.GatedLayer) -> np.ndarray:
+    return np.ones(layer.d_mlp, dtype=bool)
+
+
+@pytest.mark.parametrize("d_model", [16, 576])
+def test_isotropic_null_against_sampling(d_model):
+    x, y = torch.randn(2, 40_000, d_model, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    cosine = torch.nn.functional.cosine_similarity(x, y).numpy()
+    for name, values in (("cos_kv", cosine), ("abs_cos_qk", np.abs(cosine))):
+        mean, std = isotropic_null(name, d_model)
+        assert mean == pytest.approx(values.mean(), abs=4 * values.std() / 200)
+        assert std == pytest.approx(values.std(), rel=0.02)
+    assert isotropic_null("abs_cos_qk", 576)[0] == pytest.approx(0.0333, abs=1e-4)
+
+
+def test_mismatched_neurons_never_match():
+    layer = random_layer(d_mlp=60)
+    usable = everything(layer)
+    usable[:5] = False
+    pairs = mismatched(layer, usable, rng())
+
+    def index(rows, table):
+        return [int((table == row).all(1).nonzero()) for row in rows]
+
+    q, k, v = index(pairs.query, layer.query), index(pairs.key, layer.key), index(pairs.value, layer.value)
+    assert all(len({i, j, m}) == 3 and min(i, j, m) >= 5 for i, j, m in zip(q, k, v, strict=True))
+    assert len(set(q)) == 55
+
+
+def test_null_of_an_anisotropic_layer_is_wider_than_the_isotropic_one():
+    layer = random_layer(d_mlp=2000)
+    tilted = gp.GatedLayer(layer.query + 0.3, layer.key + 0.3, layer.value, layer.activation)
+    found = null_measures(tilted, everything(tilted), rng())["abs_cos_qk"].mean()
+    assert found > 2 * isotropic_null("abs_cos_qk", 16)[0]
+    flat = null_measures(layer, everything(layer), rng())["abs_cos_qk"].mean()
+    assert flat == pytest.approx(isotropic_null("abs_cos_qk", 16)[0], rel=0.1)
+
+
+def test_too_few_neurons_have_no_null():
+    layer = random_layer(d_mlp=2)
+    assert null_measures(layer, everything(layer), rng())["cos_kv"].size == 0
+
+
+def direct_output_asymmetry(layer: gp.GatedLayer, changed: gp.GatedLayer, x: torch.Tensor) -> float:
+    plain, other = layer.forward(x), changed.forward(x)
+    return float((plain - other).square().sum(1).mean() / 2 / (plain.square().sum(1) + other.square().sum(1)).mean())
+
+
+@pytest.mark.parametrize("biases", [False, True])
+@pytest.mark.parametrize("single", [False, True])
+def test_output_asymmetry_is_its_definition(biases, single, monkeypatch):
+    """On the same inputs, against GatedLayer.forward; in float64 and in the float32 of large layers."""
+    if single:
+        monkeypatch.setattr(output, "_SINGLE", 0)
+    layer = random_layer(d_mlp=700, biases=biases)
+    found = output_asymmetry(layer, row_products(layer), everything(layer), rng(), samples=50)
+    x = torch.from_numpy(rng().standard_normal((50, 16)))
+    tolerance = 1e-5 if single else 1e-12
+    assert found["exchange_asymmetry_output"] == pytest.approx(
+        direct_output_asymmetry(layer, layer.exchange(), x), rel=tolerance
+    )
+    assert found["scaling_asymmetry_output"] == pytest.approx(
+        direct_output_asymmetry(layer, layer.rescale(2.0), x), rel=tolerance
+    )
+
+
+def test_output_asymmetry_of_one_neuron_is_the_neurons_within_its_error():
+    layer = random_layer(d_mlp=1, seed=5)
+    result = gp.measure_layer(layer, samples=100_000)
+    for measure in ("exchange_asymmetry", "scaling_asymmetry"):
+        error = result.scalars[f"{measure}_output_se"]
+        assert 0 < error < 0.01
+        assert abs(result.scalars[f"{measure}_output"] - result.neurons[measure][0]) < 4 * error
+
+
+def test_standard_error_is_the_spread_over_seeds():
+    layer = random_layer(d_mlp=40)
+    runs = [
+        output_asymmetry(layer, row_products(layer), everything(layer), np.random.default_rng(seed), samples=64)
+        for seed in range(200)
+    ]
+    spread = np.std([run["exchange_asymmetry_output"] for run in runs])
+    claimed = np.mean([run["exchange_asymmetry_output_se"] for run in runs])
+    assert claimed == pytest.approx(spread, rel=0.2)
+
+
+def test_linear_layer_is_symmetric_as_a_whole():
+    layer = random_layer(activation="linear")
+    found = output_asymmetry(layer, row_products(layer), everything(layer), rng(), samples=16)
+    assert found["exchange_asymmetry_output"] < 1e-25
+    assert found["scaling_asymmetry_output"] < 1e-25
+
+
+def test_unusable_neurons_take_no_part():
+    layer = random_layer(d_mlp=30)
+    smaller = gp.GatedLayer(layer.query[5:], layer.key[5:], layer.value[5:], layer.activation)
+    layer.query[:5] = torch.nan
+    usable = everything(layer)
+    usable[:5] = False
+    found = output_asymmetry(layer, row_products(layer), usable, rng(), samples=20)
+    expected = output_asymmetry(smaller, row_products(smaller), everything(smaller), rng(), samples=20)
+    assert found == pytest.approx(expected)
+
+
+def test_output_of_nothing_is_missing():
+    layer = random_layer()
+    found = output_asymmetry(layer, row_products(layer), ~everything(layer), rng())
+    assert all(math.isnan(value) for value in found.values())
+
+
+def test_sample_count_follows_cost():
+    assert default_samples(random_layer()) == 1024
+
+    class Large:
+        d_mlp, d_model = 14336, 4096
+
+    assert default_samples(Large()) == 34
+
+
+def test_spectra_are_exact_for_small_layers():
+    layer = random_layer(d_mlp=100)
+    found = branch_spectra(layer, row_products(layer), everything(layer), rng())
+    for name, matrix in (("gate", layer.query), ("up", layer.key), ("down", layer.value)):
+        singular = torch.linalg.svdvals(matrix)
+        unit = torch.linalg.svdvals(matrix / matrix.norm(dim=1, keepdim=True))
+        expected = {
+            f"{name}_frobenius": matrix.norm().item(),
+            f"{name}_spectral_norm": singular[0].item(),
+            f"{name}_stable_rank": (singular.square().sum() / singular[0] ** 2).item(),
+            f"{name}_spectral_norm_unit": unit[0].item(),
+            f"{name}_stable_rank_unit": (unit.square().sum() / unit[0] ** 2).item(),
+        }
+        for column, value in expected.items():
+            assert found[column] == pytest.approx(value, rel=1e-10), column
+    assert found["spectral_residual"] == 0
+
+
+def test_lanczos_approaches_the_exact_norm_from_below(monkeypatch):
+    layer = random_layer(d_mlp=900, d_model=300)
+    # a spectrum that decays, as trained matrices' do
+    decay = torch.linspace(0, 3, 300, dtype=torch.float64).exp().reciprocal()
+    layer = gp.GatedLayer(layer.query * decay, layer.key * decay, layer.value * decay, layer.activation)
+    exact = branch_spectra(layer, row_products(layer), everything(layer), rng())
+    monkeypatch.setattr(spectra, "_EXACT_FLOPS", 0)
+    found = branch_spectra(layer, row_products(layer), everything(layer), rng())
+    for column, value in exact.items():
+        if "spectral_norm" in column:
+            assert value * (1 - 2e-2) <= found[column] <= value * (1 + 1e-9), column
+    assert 0 < found["spectral_residual"] < 0.1
+
+
+def test_lanczos_survives_tiny_and_extreme_matrices(monkeypatch):
+    monkeypatch.setattr(spectra, "_EXACT_FLOPS", 0)
+    row = torch.full((5, 4), 2e19, dtype=torch.float32)
+    layer = gp.GatedLayer(row, row * 1e-38, torch.zeros_like(row), gp.activation("silu"))
+    found = branch_spectra(layer, row_products(layer), everything(layer), rng())
+    assert found["gate_spectral_norm"] == pytest.approx(2e19 * math.sqrt(20), rel=1e-6)
+    assert found["up_spectral_norm"] == pytest.approx(2e-19 * math.sqrt(20), rel=1e-6)
+    assert found["gate_stable_rank"] == pytest.approx(1, rel=1e-6)
+    assert math.isnan(found["down_spectral_norm"])
+    assert found["down_frobenius"] == 0

@@ -1,0 +1,176 @@
+"""The command line: output, exit codes, one-line errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from glu_probe import cli
+
+from .support import llama_config, llama_tensors, write_checkpoint, write_llama
+
+
+@pytest.fixture
+def run(capsys):
+    """Run a command in this process; returns (exit code, stdout, stderr)."""
+
+    def call(*arguments) -> tuple[int, str, str]:
+        code = 0
+        try:
+            cli.main([str(argument) for argument in arguments])
+        except SystemExit as stop:
+            code = stop.code or 0
+        out = capsys.readouterr()
+        return code, out.out, out.err
+
+    return call
+
+
+def test_inspect(run, llama):
+    code, out, err = run("inspect", llama)
+    assert code == 0
+    assert "family      llama" in out
+    assert "silu  (config hidden_act)" in out
+    assert "12 layers  0-11: dense, d_model 16, d_mlp 24, separate, F32" in out
+    assert err == ""
+    mlp_and_norm = 12 * (3 * 16 * 24 + 16) * 4
+    assert f"a run reads {mlp_and_norm / 1e6:,.1f} MB" in out
+
+
+def test_inspect_json(run, llama):
+    code, out, _ = run("inspect", llama, "--json")
+    facts = json.loads(out)
+    assert code == 0
+    assert len(facts["mlps"]) == 12
+    assert facts["mlps"][0]["gate"] == "model.layers.0.mlp.gate_proj.weight"
+    assert facts["mlps"][0]["bytes"] == (3 * 16 * 24 + 16) * 4
+
+
+def test_report_and_plot(run, llama, tmp_path):
+    out_dir = tmp_path / "out"
+    code, out, err = run("report", llama, "-o", out_dir, "--layers", "0:4")
+    assert code == 0
+    assert "report.html" in out
+    assert err == ""  # no progress bar where there is no terminal
+    assert len(list((out_dir / "figures").glob("*.png"))) == 9
+    provenance = json.loads((out_dir / "provenance.json").read_text())
+    assert provenance["layers"] == [0, 1, 2, 3]
+    for entry in (out_dir / "figures").iterdir():
+        entry.unlink()
+    assert run("plot", out_dir)[0] == 0
+    assert len(list((out_dir / "figures").glob("*.png"))) == 9
+
+
+def test_report_options_are_heeded(run, llama, tmp_path):
+    code, out, _ = run(
+        "report", llama, "-o", tmp_path / "out", "--no-figures", "--no-fold-norm", "--activation", "relu", "--seed", 3,
+        "--samples", 8, "--json",
+    )  # fmt: skip
+    facts = json.loads(out)["provenance"]
+    assert code == 0
+    assert facts["options"]["fold_norm"] is False
+    assert facts["towers"]["text"]["activation"] == "relu"
+    assert facts["towers"]["text"]["activation_source"] == "option"
+    assert (facts["seed"], facts["samples"]) == (3, [8])
+    assert not (tmp_path / "out/report.html").exists()
+
+
+def test_neuron(run, llama):
+    code, out, _ = run("neuron", llama, 3, 5)
+    assert code == 0
+    assert "layer 3, neuron 5" in out
+    assert "exchange_asymmetry" in out
+    card = json.loads(run("neuron", llama, 3, 5, "--json")[1])
+    assert card["measures"]["query_norm"] > 0
+    assert card["io_class"]
+
+
+@pytest.mark.parametrize("what", ["measures", "families"])
+def test_ls(run, what):
+    code, out, _ = run("ls", what)
+    rows = json.loads(run("ls", what, "--json")[1])
+    assert code == 0
+    for row in rows:
+        assert (row["name"] if what == "measures" else row["names"][0]) in out
+
+
+@pytest.mark.parametrize(("arguments", "code", "words"), [
+    (["inspect", "/no/such/dir"], 2, "PathNotFound: /no/such/dir: there is no such file or directory"),
+    (["report", "MODEL", "-o", "OUT", "--layers", "x"], 2, "BadOption"),
+    (["report", "MODEL", "-o", "OUT", "--activation", "foo"], 3, "UnknownActivation: activation 'foo' is not known"),
+    (["inspect", "MODEL", "--family", "lama"], 2, "family 'lama' is not in the table"),
+    (["inspect", "MODEL", "--fused-layout", "sideways"], 2, "fused_layout is 'sideways'"),
+    (["neuron", "MODEL", "3", "99"], 2, "there is no neuron 99"),
+    (["neuron", "MODEL", "77", "0"], 2, "no gated MLP in layer 77"),
+    (["plot", "MODEL"], 2, "NoReport"),
+    (["ls", "nothing"], 2, "nothing"),
+    (["report", "MODEL"], 2, "--out"),
+])  # fmt: skip
+def test_wrong_input_gets_one_line_and_a_hint(run, llama, tmp_path, arguments, code, words):
+    names = {"MODEL": llama, "OUT": tmp_path / "out"}
+    found, out, err = run(*(names.get(argument, argument) for argument in arguments))
+    assert found == code
+    assert words in err
+    assert out == ""
+    assert "Traceback" not in err
+    assert len([line for line in err.splitlines() if line.startswith("error:")]) <= 1
+
+
+def test_did_you_mean(run, llama):
+    assert "Did you mean" in run("inspect", llama, "--family", "qwen")[2]
+
+
+def test_debug_shows_the_traceback(llama):
+    done = subprocess.run(
+        [sys.executable, "-m", "glu_probe", "inspect", "/no/such", "--debug"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "PathNotFound" in done.stderr
+
+
+def test_a_failed_open_writes_nothing(run, tmp_path):
+    plain = {name: tensor for name, tensor in llama_tensors(layers=2).items() if "gate" not in name}
+    model = write_checkpoint(tmp_path / "plain", plain, llama_config(num_hidden_layers=2))
+    code, _, err = run("report", model, "-o", tmp_path / "out")
+    assert code == 3
+    assert "NoGatedMLP" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_notes_go_to_stderr_and_exit_is_zero(run, tmp_path):
+    model = write_llama(tmp_path / "model", layers=2, num_hidden_layers=3)
+    code, out, err = run("report", model, "-o", tmp_path / "out", "--no-figures")
+    assert code == 0
+    assert "note: the config says 3 layers, but the file has 2" in err
+    assert "note:" not in out
+
+
+def test_narrow_consoles_do_not_crash(llama, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "glu_probe", "report", str(llama), "-o", str(tmp_path / "ö ρ"), "--no-figures"],
+        capture_output=True, check=False, env={**os.environ, "PYTHONIOENCODING": "cp1252"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    done = subprocess.run(
+        [sys.executable, "-m", "glu_probe", "ls", "measures"], capture_output=True, check=False,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_display_is_needed(llama, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "MPLBACKEND")}
+    done = subprocess.run(
+        [sys.executable, "-m", "glu_probe", "report", str(llama), "-o", str(tmp_path / "out"), "--layers", "0:2"],
+        capture_output=True, text=True, check=False, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out/figures/heatmap.png").stat().st_size > 5000

