@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -75,16 +74,25 @@ def read_only(directory: Path) -> float:
     return time.perf_counter() - started
 
 
+_REPORT = """
+import sys, time
+import glu_probe as gp
+gp.probe, gp.Report
+import pandas, torch
+
+def peak():
+    with open("/proc/self/status") as status:
+        return int(next(line for line in status if line.startswith("VmHWM")).split()[1]) / 1024
+
+before, start = peak(), time.perf_counter()
+gp.probe(sys.argv[1])
+print(time.perf_counter() - start, peak() - before)
+"""
+
+
 def report_once(directory: Path) -> tuple[float, float]:
-    """Seconds of the whole report and peak memory in MB beyond the imports, in a process of its own."""
-    code = (
-        "import resource, sys, time; import glu_probe as gp; gp.probe; gp.Report; import torch, pandas\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; start = time.perf_counter()\n"
-        "gp.probe(sys.argv[1])\n"
-        "after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "print(time.perf_counter() - start, (after - before) / 1024)"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(directory)], capture_output=True, text=True, check=True)
+    """Seconds of the whole report and peak memory in MB beyond the imports, in a process of its own (Linux)."""
+    done = subprocess.run([sys.executable, "-c", _REPORT, str(directory)], capture_output=True, text=True, check=True)
     seconds, memory = map(float, done.stdout.split())
     return seconds, memory
 
@@ -112,7 +120,6 @@ def main() -> None:
             f"{layers:3d} layers: read {read:.2f} s, plain loop {plain:.2f} s, report {seconds:.2f} s "
             f"= {seconds / plain:.2f} x plain; peak memory beyond imports {memory:,.0f} MB"
         )
-    print(f"(this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MB)")
 
 
 if __name__ == "__main__":

@@ -8,9 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import AmbiguousFiles, BadConfig, MissingShard, NotSafetensors, NoWeights, UnsafeShardName
-from .gguf import open_gguf
-from .hub import HubFiles, cached_snapshot, is_offline
+from ..errors import (
+    AmbiguousFiles,
+    BadConfig,
+    MissingShard,
+    NotSafetensors,
+    NoWeights,
+    UnmergedAdapter,
+    Unreadable,
+    UnsafeShardName,
+)
+from .gguf import GGUFFile, GGUFSource, open_gguf
+from .hub import HubFiles, cached_snapshot, is_offline, not_cached
 from .ref import ModelRef
 from .safetensors import SafetensorsFile
 from .sniff import load_json, refuse_lfs_pointer
@@ -18,8 +27,11 @@ from .source import Shards, TensorSource
 from .torch_bin import TorchFile
 
 _NUMBERED = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(?P<ending>safetensors|bin)$")
+_GGUF_PART = re.compile(r"-\d{5}(?=-of-\d{5}\.gguf$)")
 # Weight-like files that are never the model's weights.
-_OTHER = re.compile(r"(^|/)(optimizer|scheduler|training_args|rng_state|adapter_model|scaler|random_states)")
+_OTHER = re.compile(
+    r"(^|/)(optimizer|scheduler|training_args|rng_state|adapter_model|scaler|random_states|mmproj|imatrix)"
+)
 # What says "MLP" in a tensor's name; used only to say how much a missing shard takes away.
 _MLP = re.compile(r"\.(mlp|feed_forward|ffn|block_sparse_moe|mlp_block)\.|\.ffn_")
 
@@ -28,6 +40,7 @@ class FileSet(Protocol):
     """Named files, some of which may have to be fetched first."""
 
     location: str
+    how_to_pick: str
 
     def names(self) -> list[str]:
         """All names."""
@@ -41,16 +54,27 @@ class FileSet(Protocol):
         """Its tensors."""
         ...
 
+    def gguf(self, name: str) -> GGUFSource:
+        """Its tensors."""
+        ...
+
 
 class LocalFiles:
     """The files of a directory."""
+
+    how_to_pick = "Give the path of the one to read"
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.location = directory, str(directory)
 
     def names(self) -> list[str]:
         """Names of files and, for messages about them, of directories that pose as weight files."""
-        return sorted(entry.name for entry in self.directory.iterdir())
+        try:
+            return sorted(entry.name for entry in self.directory.iterdir())
+        except OSError as error:
+            raise Unreadable(
+                f"the directory cannot be listed: {error.strerror}", where=self.directory, hint="Check its permissions"
+            ) from None
 
     def path(self, name: str) -> Path:
         """The file."""
@@ -59,6 +83,10 @@ class LocalFiles:
     def safetensors(self, name: str) -> TensorSource:
         """Its tensors."""
         return SafetensorsFile(self.directory / name)
+
+    def gguf(self, name: str) -> GGUFSource:
+        """Its tensors."""
+        return GGUFFile(self.directory / name)
 
 
 @dataclass
@@ -80,7 +108,14 @@ def open_files(ref: ModelRef) -> OpenedFiles:
         opened.provenance = {"path": str(ref.path), **opened.source.provenance()}
     elif ref.kind == "directory" or is_offline():
         directory = ref.path or cached_snapshot(ref.repo, ref.revision)
-        opened = _open_set(LocalFiles(directory))
+        try:
+            opened = _open_set(LocalFiles(directory))
+        except (NoWeights, MissingShard) as error:
+            if ref.kind == "directory":
+                raise
+            raise not_cached(
+                ref.repo, ref.revision, f"its copy in the local cache is not whole: {error.what}"
+            ) from None
         opened.provenance = {"path": str(directory), **opened.source.provenance()}
         if ref.kind == "hub":
             opened.provenance |= {"repository": ref.repo, "commit": directory.name}
@@ -96,8 +131,7 @@ def _open_one(path: Path) -> OpenedFiles:
     refuse_lfs_pointer(path)
     ending = path.suffix.lower()
     if ending == ".gguf":
-        source, metadata = open_gguf(path)
-        return OpenedFiles(source, metadata, "gguf")
+        return _gguf(LocalFiles(path.parent), path.name, lambda name: path.with_name(name).exists())
     config_file = path.with_name("config.json")
     config = load_json(config_file) if config_file.exists() else {}
     notes = [] if config else [f"no config.json beside {path.name}: family, activation and norm are not known"]
@@ -111,6 +145,11 @@ def _open_one(path: Path) -> OpenedFiles:
     )  # fmt: skip
 
 
+def _gguf(files: FileSet, name: str, exists: Callable[[str], bool]) -> OpenedFiles:
+    source, metadata = open_gguf(name, files.gguf, exists, files.location)
+    return OpenedFiles(source, dict(metadata), "gguf")
+
+
 def _open_set(files: FileSet) -> OpenedFiles:
     names = [name for name in files.names() if "/" not in name and not _OTHER.search(name)]
     config = load_json(files.path("config.json")) if "config.json" in names else {}
@@ -122,19 +161,32 @@ def _open_set(files: FileSet) -> OpenedFiles:
         source = _open_format(files, names, ending, opener)
         if source is not None:
             return OpenedFiles(source, config, format_, notes=notes)
-    first_parts = [n for n in names if n.endswith(".gguf") and not re.search(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", n)]
-    if len(first_parts) == 1:
-        source, metadata = open_gguf(files.path(first_parts[0]))
-        return OpenedFiles(source, metadata, "gguf")
-    if first_parts:
+    models: dict[str, str] = {}  # a split file counts once, by the first part there is
+    for name in names:
+        if name.endswith(".gguf"):
+            models.setdefault(_GGUF_PART.sub("", name), name)
+    if len(models) == 1:
+        return _gguf(files, next(iter(models.values())), names.__contains__)
+    if models:
         raise AmbiguousFiles(
-            f"there are {len(first_parts)} GGUF files: {', '.join(first_parts[:8])}",
+            f"there are {len(models)} GGUF files: {_listed(list(models.values()))}",
             where=files.location,
-            hint="Give the path of the one to read",
+            hint=files.how_to_pick,
+        )
+    adapters = [name for name in files.names() if name.startswith("adapter_model.")]
+    if adapters:
+        raise UnmergedAdapter(
+            f"{adapters[0]} holds low-rank updates, and the model that they belong to is not here",
+            where=files.location,
+            hint="Merge the adapter into the model (PEFT: merge_and_unload) and save that",
         )
     path = Path(files.location)
     if path.suffix == ".safetensors":
-        raise NotSafetensors("this is a directory, not a safetensors file", where=path)
+        raise NotSafetensors(
+            "this is a directory, not a safetensors file",
+            where=path,
+            hint="Give the directory of the model, or a file",
+        )
     raise NoWeights(
         f"there is no .safetensors, .bin or .gguf file (found: {', '.join(names[:8]) or 'nothing'})",
         where=files.location,
@@ -159,7 +211,7 @@ def _open_format(
     if len(weights) > 1:
         raise AmbiguousFiles(
             f"several files could be the model: {', '.join(weights[:8])}", where=files.location,
-            hint="Give the path of the one to read, or add the index file that joins them",
+            hint=f"{files.how_to_pick}, or add the index file that joins them",
         )  # fmt: skip
     return opener(weights[0]) if weights else None
 
@@ -167,7 +219,7 @@ def _open_format(
 def _open_index(files: FileSet, index: str, names: list[str], opener: Callable[[str], TensorSource]) -> Shards:
     path = files.path(index)
     weight_map = load_json(path).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(part, str) for part in weight_map.values()):
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(p, str) for p in weight_map.values()):
         raise BadConfig("the index has no weight_map from tensor to file", where=path, hint="Download it again")
     parts = sorted(set(weight_map.values()))
     for part in parts:
@@ -180,10 +232,10 @@ def _open_index(files: FileSet, index: str, names: list[str], opener: Callable[[
     if absent:
         lost = [name for name, part in weight_map.items() if part in absent]
         raise MissingShard(
-            f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} absent, holding {len(lost)} tensors, "
+            f"{_listed(absent)} {'is' if len(absent) == 1 else 'are'} absent, holding {len(lost)} tensors, "
             f"{sum(bool(_MLP.search(name)) for name in lost)} of them of MLPs",
             where=files.location,
-            hint="Download the missing file",
+            hint="Download what is missing",
         )
     return Shards({part: opener(part) for part in parts}, weight_map)
 
@@ -200,7 +252,11 @@ def _open_numbered(files: FileSet, numbered: list[re.Match], opener: Callable[[s
     absent = sorted(set(range(1, int(count) + 1)) - present)
     if absent:
         raise MissingShard(
-            f"{stem}: parts {', '.join(map(str, absent))} of {int(count)} are absent", where=files.location,
-            hint="Download the missing files",
+            f"{stem}: of {int(count)} parts, number {_listed(absent)} {'is' if len(absent) == 1 else 'are'} absent",
+            where=files.location, hint="Download what is missing",
         )  # fmt: skip
     return Shards({match.string: opener(match.string) for match in numbered})
+
+
+def _listed(things: list) -> str:
+    return ", ".join(map(str, things[:8])) + (f" and {len(things) - 8} more" if len(things) > 8 else "")

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..errors import PathNotFound
+from ..errors import PathNotFound, Unreadable
 
 WEIGHT_SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
-_REPO = re.compile(r"^(?P<repo>[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@(?P<revision>[^@\s\\]+))?$")
+_PART = r"\w(?:[\w.-]{0,94}\w)?"
+_REPO = re.compile(rf"(?P<repo>(?:{_PART}/)?{_PART})(?:@(?P<revision>[^@\s\\]+))?", re.ASCII)
+_NEVER_IN_A_REPO = re.compile(r"--|\.\.|\.git\Z")  # the hub refuses these names before it looks
 
 
 @dataclass(frozen=True)
@@ -45,19 +47,19 @@ def parse_ref(ref: str | os.PathLike) -> ModelRef:
 
     Raises:
         PathNotFound: it does not exist and cannot be a repository's name.
+        Unreadable: the system does not say whether it exists.
     """
     text = os.fspath(ref)
-    path = Path(text).expanduser()
-    try:
-        exists = bool(text) and path.exists()
-    except (OSError, ValueError):  # a name too long, or with a NUL
-        exists = False
-    match = _REPO.match(text) if isinstance(ref, str) else None
-    if exists:
+    path = _expanded(text)
+    match = _REPO.fullmatch(text) if isinstance(ref, str) else None
+    if match and _NEVER_IN_A_REPO.search(match["repo"]):
+        match = None
+    if text and _exists(path):
+        is_directory = path.is_dir()
         note = None
-        if match and "/" in match["repo"]:
+        if match and "/" in match["repo"] and is_directory:
             note = f"{text} is a directory here and could be a hub repository: the directory was read"
-        return ModelRef("directory" if path.is_dir() else "file", path=path, note=note)
+        return ModelRef("directory" if is_directory else "file", path=path, note=note)
     if match is None or text.lower().endswith(WEIGHT_SUFFIXES):
         raise PathNotFound(
             "there is no such file or directory",
@@ -65,3 +67,22 @@ def parse_ref(ref: str | os.PathLike) -> ModelRef:
             hint="Give an existing path, or a hub repository as org/name or org/name@revision",
         )
     return ModelRef("hub", repo=match["repo"], revision=match["revision"])
+
+
+def _expanded(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # ~name of a user that does not exist
+        return Path(text)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        path.stat()
+    except PermissionError as error:
+        raise Unreadable(
+            f"the path cannot be looked at: {error.strerror}", where=path.absolute(), hint="Check its permissions"
+        ) from None
+    except (OSError, ValueError):  # absent, a loop of links, a name too long or with a NUL
+        return False
+    return True

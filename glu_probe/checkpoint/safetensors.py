@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from ..errors import CorruptHeader, NotSafetensors, QuantizedWeights, TrailingBytes, Truncated
 from .memory import empty
-from .sniff import file_facts, looks_like, refuse_lfs_pointer
+from .sniff import file_facts, looks_like, opened, refuse_lfs_pointer, what_to_do
 from .source import TensorInfo
 
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -27,6 +28,8 @@ _BYTES = {
     "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
 }  # fmt: skip
 _MAX_HEADER = 100_000_000  # the limit that the format itself sets
+_PIECE = 1 << 20
+_TOO_MANY = 2**60
 
 
 class SafetensorsFile:
@@ -60,8 +63,10 @@ class SafetensorsFile:
             offset += first * math.prod(shape[1:]) * _BYTES[info.dtype]
             shape[0] = max(last - first, 0)
         out = empty(tuple(shape), FLOATS[info.dtype])
+        if not out.numel():
+            return out
         target = out.view(-1).view(torch.uint8).numpy()
-        with self.path.open("rb", buffering=0) as file:
+        with opened(self.path, buffering=0) as file:
             file.seek(offset)
             _read_fully(file, target, name, self.path)
         return out
@@ -76,104 +81,146 @@ def _read_fully(file, target: np.ndarray, name: str, path: Path) -> None:
     while done < len(view):
         count = file.readinto(view[done:])
         if not count:
-            raise Truncated(f"the file ended inside tensor {name!r}: it changed while it was read", where=path)
+            raise Truncated(
+                f"the file ended inside tensor {name!r}: it changed while it was read",
+                where=path,
+                hint="Run again when nothing writes to it",
+            )
         done += count
 
 
 def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, int]]:
     """Facts and file offset of every tensor, after the header has been checked against itself and the file."""
-    if path.is_dir() or path.stat().st_size < 8 or looks_like(path) not in (
-        "a safetensors file", "a file of an unknown kind"
-    ):  # fmt: skip
-        raise NotSafetensors(
-            f"this is {looks_like(path)}, not a safetensors file", where=path, hint="Download the file again"
-        )
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        _check(length <= _MAX_HEADER, path, f"its length of {length:,} bytes is beyond the format's {_MAX_HEADER:,}")
-        _check(8 + length <= size, path, f"its length of {length:,} bytes is beyond the file's end at {size:,}")
-        raw = file.read(length)
-    header = _parse(raw, path)
+    kind = looks_like(path)
+    if kind in ("a directory", "a device or pipe"):
+        refuse_other_kinds(kind, 0, path)
+    with opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        refuse_other_kinds(kind, size, path)
+        left, pieces = header_length(file.read(8), size, path), []
+        while left:  # in pieces, so that a hole in the file is refused before all of it is in memory
+            pieces.append(file.read(min(left, _PIECE)))
+            _refuse_nul(pieces[-1], path)
+            if not pieces[-1]:
+                raise _corrupt("it ended while it was read", path)
+            left -= len(pieces[-1])
+    return parse_header(b"".join(pieces), size, path)
+
+
+def refuse_other_kinds(kind: str, size: int, where: object) -> None:
+    """Raise NotSafetensors for what can be told to be something else."""
+    if size < 8 or kind not in ("a safetensors file", "a file of an unknown kind"):
+        raise NotSafetensors(f"this is {kind}, not a safetensors file", where=where, hint=what_to_do(kind))
+
+
+def header_length(start: bytes, size: int, where: object) -> int:
+    """Length of the header, from the first 8 bytes of a file of that size."""
+    length = int.from_bytes(start[:8], "little")
+    if length > _MAX_HEADER:
+        raise _corrupt(f"its length of {length:,} bytes is beyond the format's limit of {_MAX_HEADER:,}", where)
+    if 8 + length > size:
+        raise _corrupt(f"its length of {length:,} bytes is beyond the file's end at {size:,}", where)
+    return length
+
+
+def parse_header(raw: bytes, size: int, where: object) -> tuple[dict[str, TensorInfo], dict[str, int]]:
+    """Facts and file offset of every tensor, from the header's text and the size of the whole file."""
+    header = _parse(raw, where)
     infos: dict[str, TensorInfo] = {}
     spans: dict[str, tuple[int, int]] = {}
     for name, entry in header.items():
         if name != "__metadata__":
-            infos[name], spans[name] = _tensor(name, entry, path)
-    _check_spans(spans, size - 8 - length, path)
-    return infos, {name: 8 + length + begin for name, (begin, _) in spans.items()}
+            infos[name], spans[name] = _tensor(name, entry, where)
+    _check_spans(spans, size - 8 - len(raw), where)
+    return infos, {name: 8 + len(raw) + begin for name, (begin, _) in spans.items()}
 
 
-def _check(true: bool, path: Path, fault: str) -> None:
-    if not true:
-        raise CorruptHeader(f"the header is corrupt: {fault}", where=path, hint="Download the file again")
+def _corrupt(fault: str, where: object) -> CorruptHeader:
+    return CorruptHeader(f"the header is corrupt: {fault}", where=where, hint="Download the file again")
 
 
-def _parse(raw: bytes, path: Path) -> dict[str, Any]:
+def _refuse_nul(raw: bytes, where: object) -> None:
+    if b"\0" in raw:
+        raise _corrupt("it is padded with NUL bytes", where)
+
+
+def _parse(raw: bytes, where: object) -> dict[str, Any]:
     def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        seen: dict[str, Any] = {}
-        for key, value in pairs:
-            _check(key not in seen, path, f"the key {key!r} stands in it twice")
-            seen[key] = value
+        seen = dict(pairs)
+        if len(seen) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in seen if keys.count(key) > 1)
+            raise _corrupt(f"the key {_short(twice)} stands in it twice", where)
         return seen
 
-    _check(b"\0" not in raw, path, "it is padded with NUL bytes")
+    _refuse_nul(raw, where)
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=no_duplicates)
     except (ValueError, RecursionError) as error:
-        raise CorruptHeader(
-            f"the header is corrupt: it is not JSON ({error})", where=path, hint="Download the file again"
-        ) from None
-    _check(isinstance(header, dict), path, "it is not a JSON object")
+        raise _corrupt(f"it is not JSON ({error})", where) from None
+    if not isinstance(header, dict):
+        raise _corrupt("it is not a JSON object", where)
     return header
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:100]} ..."
 
 
 def _natural(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _tensor(name: str, entry: Any, path: Path) -> tuple[TensorInfo, tuple[int, int]]:
+def _tensor(name: str, entry: Any, where: object) -> tuple[TensorInfo, tuple[int, int]]:
     fields = entry if isinstance(entry, dict) else {}
     shape, offsets, dtype = fields.get("shape"), fields.get("data_offsets"), fields.get("dtype")
-    complete = isinstance(shape, list) and isinstance(offsets, list) and len(offsets) == 2 and isinstance(dtype, str)
-    _check(complete, path, f"tensor {name!r} lacks dtype, shape or data_offsets")
-    negative = any(isinstance(size, int) and size < 0 for size in shape)
-    _check(not negative, path, f"tensor {name!r} has a negative dimension in shape {shape}")
-    _check(all(map(_natural, shape)), path, f"tensor {name!r} has a shape that is not of whole numbers: {shape}")
-    _check(all(map(_natural, offsets)), path, f"tensor {name!r} has data offsets that are not sizes: {offsets}")
+    tensor = f"tensor {_short(name)}"
+    if not (isinstance(shape, list) and isinstance(offsets, list) and len(offsets) == 2 and isinstance(dtype, str)):
+        raise _corrupt(f"{tensor} lacks dtype, shape or data_offsets", where)
+    if any(isinstance(size, int) and size < 0 for size in shape):
+        raise _corrupt(f"{tensor} has a negative dimension in shape {_short(shape)}", where)
+    if not all(map(_natural, shape)):
+        raise _corrupt(f"{tensor} has a shape that is not of whole numbers: {_short(shape)}", where)
+    if not all(map(_natural, offsets)):
+        raise _corrupt(f"{tensor} has data offsets that are not sizes: {_short(offsets)}", where)
     begin, end = offsets
-    _check(begin <= end, path, f"tensor {name!r} ends before it begins: {offsets}")
-    count = math.prod(shape)
-    _check(count < 2**60, path, f"tensor {name!r} has a shape that overflows: {shape}")
-    if dtype in _BYTES:
-        needs = count * _BYTES[dtype]
-        _check(
-            needs == end - begin,
-            path,
-            f"tensor {name!r} of {dtype} {shape} needs {needs:,} bytes, its offsets give it {end - begin:,}",
+    if begin > end:
+        raise _corrupt(f"{tensor} ends before it begins: {_short(offsets)}", where)
+    count = 1
+    for size in shape:  # not math.prod: the product of what a hostile header lists can take minutes
+        count *= size
+        if count >= _TOO_MANY:
+            raise _corrupt(f"{tensor} has a shape that overflows: {_short(shape)}", where)
+    if dtype in _BYTES and count * _BYTES[dtype] != end - begin:
+        raise _corrupt(
+            f"{tensor} of {dtype} {_short(shape)} needs {count * _BYTES[dtype]:,} bytes, its offsets "
+            f"{_short(offsets)} give it another number",
+            where,
         )
-    return TensorInfo(name, dtype, tuple(shape), end - begin, str(path)), (begin, end)
+    return TensorInfo(name, dtype, tuple(shape), end - begin, str(where)), (begin, end)
 
 
-def _check_spans(spans: Mapping[str, tuple[int, int]], available: int, path: Path) -> None:
+def _check_spans(spans: Mapping[str, tuple[int, int]], available: int, where: object) -> None:
     position, before = 0, None
     for name, (begin, end) in sorted(spans.items(), key=lambda item: item[1]):
         if begin < position:
-            _check(False, path, f"tensors {before!r} and {name!r} overlap")
-        _check(begin == position, path, f"there is a hole of {begin - position:,} bytes before tensor {name!r}")
+            raise _corrupt(f"tensors {_short(before)} and {_short(name)} overlap", where)
+        if begin > position:
+            raise _corrupt(f"there is a hole between bytes {position:,} and {begin:,}, before {_short(name)}", where)
         position, before = end, name
     if position > available:
         first = min((span, name) for name, span in spans.items() if span[1] > available)[1]
         raise Truncated(
-            f"the header promises {position:,} bytes of data, the file holds {available:,}; "
+            f"expected {position:,} bytes of data by the header, found {available:,}; "
             f"the first tensor affected is {first!r}",
-            where=path,
+            where=where,
             hint="The download stopped early: fetch the file again",
         )
     if position < available:
         raise TrailingBytes(
-            f"{available - position:,} bytes follow the last tensor: expected {position:,} bytes of data, "
-            f"found {available:,}",
-            where=path,
+            f"{available - position:,} bytes follow the last tensor: expected {position:,} bytes of data by the "
+            f"header, found {available:,}",
+            where=where,
             hint="The file was appended to or its header rewritten: fetch it again",
         )

@@ -47,7 +47,13 @@ class TensorSource(Protocol):
 
 
 class Shards:
-    """Several sources as one. Where a tensor is in two of them, `weight_map` (name to part) decides."""
+    """Several sources as one. Where a tensor is in two of them, `weight_map` (name to part) decides.
+
+    Tensors that the map does not name count too, as they do for whoever loads whole files.
+
+    Raises:
+        IndexMismatch: map and parts disagree about where a tensor is.
+    """
 
     def __init__(self, parts: Mapping[str, TensorSource], weight_map: Mapping[str, str] | None = None) -> None:
         self._parts = dict(parts)
@@ -55,7 +61,7 @@ class Shards:
         self._infos: dict[str, TensorInfo] = {}
         for part, source in self._parts.items():
             for name, info in source.infos().items():
-                if weight_map is not None and weight_map.get(name) != part:
+                if weight_map is not None and weight_map.get(name, part) != part:
                     continue
                 if name in self._infos:
                     raise IndexMismatch(

@@ -49,7 +49,7 @@ def signed_cosine(products: RowProducts) -> Array:
 
 
 def directions(products: RowProducts) -> dict[str, Array]:
-    """Norms, gains and cosines (THEORY: gauge-invariant unless the registry says otherwise)."""
+    """Norms, gains and cosines; which of them are gauge-invariant, the registry says."""
     cos_qk = signed_cosine(products)
     cos_qv = cosine(products.qv, products.qq, products.vv)
     query, key, value = (np.sqrt(square) for square in (products.qq, products.kk, products.vv))

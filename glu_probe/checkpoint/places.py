@@ -1,0 +1,94 @@
+"""Where a tensor stands, from its name: which stack, which layer, which block of it.
+
+Names are taken apart at the layer index. What precedes it names the stack, so that any wrapper's prefix will do.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ..errors import LayoutUnknown
+
+_WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "base_layer"}
+_NOT_A_LAYER = {"experts", "mlps", "shared_experts"}
+
+# (stack, layer, block) to leaf name to "weight" or "bias" to tensor name.
+BlockKey = tuple[str, int, tuple[str, ...]]
+Leaves = Mapping[str, Mapping[str, str]]
+Blocks = Mapping[BlockKey, Leaves]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A tensor's place: stack (the prefix), layer, block within the layer, and leaf name."""
+
+    prefix: str
+    layer: int
+    block: tuple[str, ...]
+    leaf: str
+    kind: str  # "weight", "bias", or another last component
+
+
+def locate(name: str) -> Parameter | None:
+    """Take a tensor name apart; None where it has no layer index."""
+    parts = [part for part in name.split(".") if part not in _WRAPPERS]
+    while parts and parts[0] == "module":
+        parts.pop(0)
+    if parts[:2] == ["base_model", "model"]:
+        parts = parts[2:]
+    for i in range(1, len(parts) - 1):
+        if parts[i].isdigit() and parts[i - 1] not in _NOT_A_LAYER:
+            prefix, rest = ".".join(parts[:i]), parts[i + 1 :]
+            kind = rest.pop() if len(rest) > 1 and rest[-1] in ("weight", "bias") else "weight"
+            return Parameter(prefix, int(parts[i]), tuple(rest[:-1]), rest[-1], kind)
+    return None
+
+
+def tensor_index(names: Iterable[str]) -> dict[Parameter, str]:
+    """Every tensor with a layer index, by place.
+
+    Raises:
+        LayoutUnknown: two tensors have the same place under different wrappers.
+    """
+    index: dict[Parameter, str] = {}
+    for name in names:
+        place = locate(name)
+        if place is None:
+            continue
+        if place in index:
+            raise LayoutUnknown(
+                f"tensors {index[place]!r} and {name!r} would be the same parameter",
+                hint="The file holds the model twice; save one copy",
+            )
+        index[place] = name
+    return index
+
+
+def blocks_of(index: Mapping[Parameter, str]) -> Blocks:
+    """Every tensor with a layer index, by the block it stands in."""
+    blocks: dict[BlockKey, dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
+    for place, name in index.items():
+        blocks[place.prefix, place.layer, place.block][place.leaf][place.kind] = name
+    return blocks
+
+
+def is_attention(block: tuple[str, ...]) -> bool:
+    """Whether the block is not an MLP's, whatever the names in it."""
+    return any("attn" in part.lower() or "attention" in part.lower() for part in block)
+
+
+def pattern(block: tuple[str, ...]) -> tuple[str, ...]:
+    """The block without its numbers: the same for every expert."""
+    return tuple("N" if part.isdigit() else part for part in block)
+
+
+def contents(blocks: Blocks) -> dict[BlockKey, set[str]]:
+    """What stands directly in every block: the names of its parameters and of the modules in it."""
+    found: dict[BlockKey, set[str]] = defaultdict(set)
+    for (prefix, layer, path), leaves in blocks.items():
+        found[prefix, layer, path].update(leaves)
+        for depth in range(len(path)):
+            found[prefix, layer, path[:depth]].add(path[depth])
+    return found

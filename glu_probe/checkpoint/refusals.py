@@ -1,0 +1,145 @@
+"""What a layout is refused for after its names were matched: parts, experts or gates that could not be placed.
+
+A layer that is left out in silence, or half an MLP, gives plausible averages of the wrong things.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import IncompleteTriple, LayoutUnknown, NoExpertsMapped, NoGatedMLP
+from .families import PLAIN, Projections
+from .places import Blocks, is_attention, pattern
+from .source import TensorInfo
+
+if TYPE_CHECKING:
+    from .layout import Site
+
+EXPERT_ADVICE = (
+    "Experts stored one by one as experts.N.gate_proj / up_proj / down_proj are read; stacked ones are not yet"
+)
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "expert_count")
+_EXPERT_HINT = re.compile(r"expert|_exps\b|moe|router")
+_EXPERT = re.compile(r"\bexperts\b|_exps\b")
+_ROUTER = re.compile(r"router|gate_inp|\bgate\b|bias")
+_STACKED = re.compile(r"gate_proj|up_proj|gate_up_proj|input_linear|\bw1\b|\bw13\b")
+_MLP = re.compile(r"mlp|ffn|feed_forward|fc\d|ff|intermediate|output|c_proj|h_to|proj")
+
+
+def refuse_incomplete(blocks: Blocks, matched: Mapping[tuple, Projections], own: Sequence[Projections]) -> None:
+    """An MLP that lacks a part: one its sisters in other layers have, or one that its names call for."""
+    for (prefix, layer, block), leaves in blocks.items():
+        if is_attention(block) or any(wanted.stand_in(leaves) for wanted in own):
+            continue
+        sister = matched.get((prefix, pattern(block)))
+        for wanted in (sister,) if sister else own:
+            parts = dict.fromkeys(wanted.names)
+            present = [leaf for leaf in parts if "weight" in leaves.get(leaf, {})]
+            absent = [leaf for leaf in parts if leaf not in present]
+            if absent and present and (sister or wanted.gate in present):
+                raise IncompleteTriple(
+                    f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} missing beside "
+                    f"{leaves[present[0]]['weight']!r}",
+                    where=f"layer {layer}",
+                    hint="The checkpoint is incomplete: a shard may be missing, or the save went wrong",
+                )
+
+
+def refuse_twins(sites: list[Site]) -> None:
+    """Two MLPs that a frame could not tell apart."""
+    seen: dict[tuple, Site] = {}
+    for site in sites:
+        other = seen.setdefault((site.tower, site.layer, site.expert), site)
+        if other is not site:
+            raise LayoutUnknown(
+                f"layer {site.layer} has two gated MLPs, {'.'.join(other.block)} and {'.'.join(site.block)}",
+                hint="Layers with several dense MLPs are not supported yet",
+            )
+
+
+def refuse_unmapped_experts(sites: list[Site], infos: Mapping[str, TensorInfo], config: Mapping[str, object]) -> None:
+    """Experts that the file or the config speaks of, and that no site is."""
+    counts = {key: config[key] for key in _EXPERT_COUNTS if isinstance(config.get(key), int) and config[key] > 0}
+    used = {tensor for site in sites for tensor in site.tensors.values()}
+    hints = sorted({_numberless(name) for name in infos if name not in used and _EXPERT_HINT.search(name.lower())})
+    matrices = {_numberless(name) for name, info in infos.items() if name not in used and len(info.shape) > 1}
+    left = [hint for hint in hints if hint in matrices and _EXPERT.search(hint) and not _ROUTER.search(hint)]
+    stacked = sorted(
+        {_numberless(name) for name, info in infos.items() if len(info.shape) > 2 and _STACKED.search(name)}
+    )
+    mapped = any(isinstance(site.expert, int) for site in sites)
+    # A count alone proves nothing (some dense models keep the key): layers without an MLP, or expert-like names, do.
+    if not left and (mapped or not (counts and (hints or stacked or not sites))):
+        return _refuse_missing_experts(sites, counts)
+    patterns = list(dict.fromkeys([*left, *stacked, *hints])) or sorted(map(_numberless, infos))
+    said = ", ".join(f"{key} = {value}" for key, value in counts.items()) or "tensors named after experts"
+    raise NoExpertsMapped(
+        f"the model has experts ({said}), but {'not all' if mapped else 'none'} of their tensors could be mapped. "
+        f"Unmatched: {', '.join(patterns[:12])}{' ...' if len(patterns) > 12 else ''}",
+        hint=EXPERT_ADVICE,
+    )
+
+
+def _numberless(name: str) -> str:
+    return re.sub(r"\d+", "{}", name)
+
+
+def _refuse_missing_experts(sites: list[Site], counts: Mapping[str, int]) -> None:
+    """A layer whose experts have gaps, or are fewer than the config says."""
+    routed: dict[tuple[str, int], set[int]] = defaultdict(set)
+    for site in sites:
+        if isinstance(site.expert, int):
+            routed[site.tower, site.layer].add(site.expert)
+    for (tower, layer), present in routed.items():
+        declared = next(iter(counts.values()), 0) if tower == "text" else 0
+        absent = sorted(set(range(max(declared, *present) if declared else max(present) + 1)) - present)
+        if absent:
+            raise IncompleteTriple(
+                f"experts {', '.join(map(str, absent[:8]))} are missing beside {len(present)} others",
+                where=f"layer {layer}",
+                hint="The checkpoint is incomplete: a shard may be missing, or it was pruned and its config not",
+            )
+
+
+def refuse_ungated(blocks: Blocks, infos: Mapping[str, TensorInfo], model_type: str | None) -> None:
+    """A checkpoint without any gated MLP: says what there is instead."""
+    plain = sorted({
+        f"{'.'.join((*block, leaf))}"
+        for (_, _, block), leaves in blocks.items()
+        for leaf in leaves
+        if _MLP.search(".".join((*block, leaf)))
+    })  # fmt: skip
+    if model_type not in PLAIN:
+        _refuse_unnamed(blocks, infos, model_type)
+    what = f"no gated MLP was found in {len(infos)} tensors"
+    if model_type:
+        what += f" of model_type {model_type!r}" + (" (its MLPs are plain ones)" if model_type in PLAIN else "")
+    found = f"Found instead: {', '.join(plain[:8])}" if plain else f"Found instead: {', '.join(list(infos)[:5])}"
+    raise NoGatedMLP(what, hint=f"{found}. Gated MLPs have a gate beside up and down projections")
+
+
+def _refuse_unnamed(blocks: Blocks, infos: Mapping[str, TensorInfo], model_type: str | None) -> None:
+    """A block with the shapes of a gated MLP under names of which none is known to be the gate."""
+    for (_, layer, block), leaves in blocks.items():
+        if is_attention(block):
+            continue
+        names = [kinds["weight"] for kinds in leaves.values() if "weight" in kinds]
+        if any(part in ("gate_proj", "gate_up_proj") for part in block):
+            raise LayoutUnknown(
+                f"{names[0]!r} is part of a gate projection, which is not one plain weight here",
+                where=f"layer {layer}",
+                hint="Save the model with plain linear layers",
+            )
+        shapes = Counter(infos[name].shape for name in names if len(infos[name].shape) == 2)
+        for rows, columns in shapes:
+            if rows != columns and shapes[rows, columns] == 2 and shapes[columns, rows] == 1:
+                listed = ", ".join(f"{name!r}" for name in names)
+                raise LayoutUnknown(
+                    f"{listed} have the shapes of a gated MLP, and model_type {model_type!r}, which is not in the table, "
+                    "does not say which of them is the gate",
+                    where=f"layer {layer}",
+                    hint="Ask for the family to be added",
+                )
