@@ -65,14 +65,17 @@ class Checkpoint:
         self.ref, self.name, self.options = ref, name, options
         self._source, self._opened = opened.source, opened
         gguf = opened.format == "gguf"
-        self._config = Config(gguf_config(opened.config) if gguf else opened.config, gguf)
+        infos = self._source.infos()
+        self._config = Config(gguf_config(opened.config, infos) if gguf else opened.config, gguf)
+        quantization = opened.config.get("quantization_config")
         self._inventory = find_sites(
-            self._source.infos(),
-            {tower: self._config.family(tower, options.family)[1] for tower in ("text", "vision", "audio", "mtp")},
+            infos,
+            lambda tower: self._config.family(tower, options.family)[1],
             self._config.text,
             gguf=gguf,
             model_type=self.model_type,
             fused_layout=options.fused_layout,
+            scheme=quantization.get("quant_method") if isinstance(quantization, dict) else None,
         )
         self.sites: list[Site] = self._inventory.sites
         self._reader = FactorReader(self._source, self._inventory, options, gguf=gguf)
@@ -95,16 +98,10 @@ class Checkpoint:
         """Where config and tensors differ: an error for the width, a note for what the tensors settle."""
         config, notes = self._config.text, []
         text = [site for site in self.sites if site.tower == "text"]
+        norms = self._inventory.norm_widths(self._source.infos())
         width = next((config[key] for key in _WIDTH_KEYS if isinstance(config.get(key), int)), None)
-        for site in text:
-            if width is not None and site.d_model != width:
-                name = site.tensors["down"]
-                raise ShapeMismatch(
-                    f"{name!r} is {list(self._source.infos()[name].shape)}, so d_model would be {site.d_model}, but the "
-                    f"config says {width}",
-                    where=site.where,
-                    hint="The tensors are transposed, or the config is of another model",
-                )
+        for site in self.sites:
+            self._refuse_transposed(site, width if site.tower == "text" else None, norms)
         declared = config.get("intermediate_size")
         odd = [site for site in text if site.expert is None and isinstance(declared, int) and site.d_mlp != declared]
         if odd:
@@ -117,14 +114,28 @@ class Checkpoint:
             notes.append(f"the config says {count} layers, but the file has {len(present)}")
         return notes
 
+    def _refuse_transposed(self, site: Site, width: int | None, norms: dict[tuple[str, int], set[int]]) -> None:
+        """A d_model that the config denies, or that no norm of the layer has while one has the size of d_mlp."""
+        beside = norms.get((site.prefix, site.layer), set())
+        swapped = site.d_mlp in beside and site.d_model not in beside
+        if swapped or (width is not None and site.d_model != width):
+            name = site.tensors["down"]
+            says = f"the layer's norms have {site.d_mlp}" if width is None else f"the config says {width}"
+            raise ShapeMismatch(
+                f"{name!r} is {list(self._source.infos()[name].shape)}, so d_model would be {site.d_model}, but {says}",
+                where=site.where,
+                hint="The tensors are transposed, or the config is of another model",
+            )
+
     def _assumptions(self) -> list[str]:
         notes = []
         for tower, rules in self._rules.items():
             prefix = "" if tower == "text" else f"{tower}: "
             if rules.family is None:
                 notes.append(
-                    f"{prefix}model_type {self.model_type!r} is not in the table: no norm was folded, and only directions and "
-                    "norms are reported (name a family with --family)"
+                    f"{prefix}model_type {self._config.model_type_of(tower)!r} is not in the table: no norm was folded, and "
+                    "only directions and norms are reported"
+                    + (" (name a family with --family)" if tower in ("text", "mtp") else "")
                 )
             elif rules.activation is None:
                 notes.append(

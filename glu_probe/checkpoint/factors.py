@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ..errors import IncompleteTriple, ShapeMismatch, UnscaledFP8
+from ..errors import IncompleteTriple, LayoutUnknown, ShapeMismatch
 from ..neurons import GatedLayer
 from .families import GGUF_NORMS, FusedOrder, Norm
 from .layout import Inventory, Site
@@ -25,7 +25,7 @@ class FactorReader:
         """Names of the norm tensors that the options fold in: roles "norm", "norm_bias", "post_norm".
 
         Raises:
-            IncompleteTriple, ShapeMismatch: one is absent or has another width.
+            IncompleteTriple, ShapeMismatch, LayoutUnknown: one is absent, has another width, or is not foreseen.
         """
         wanted = {}
         if rules.norm is not None and self._options.fold_norm:
@@ -33,6 +33,12 @@ class FactorReader:
                 wanted["norm"] = self._norm_name(site, rules.norm, "weight")
             if rules.norm.bias:
                 wanted["norm_bias"] = self._norm_name(site, rules.norm, "bias")
+            elif (bias := self._beside(site, rules.norm, "bias")) is not None:
+                raise LayoutUnknown(
+                    f"{bias!r} is a bias that the rules of family {rules.name!r} do not know",
+                    where=site.where,
+                    hint="Another family's rules may apply (--family); --no-fold-norm measures without the norm",
+                )
         if rules.post_norm is not None and self._options.fold_post_norm:
             wanted["post_norm"] = self._norm_name(site, rules.post_norm, "weight")
         return wanted
@@ -64,7 +70,7 @@ class FactorReader:
             query_bias=query_bias,
             key_bias=key_bias,
             output_bias=biases.get("down_bias"),
-            scale_note=rules.scale_note,
+            scale_note=rules.scale_note or _extras_note(site),
             sources={**site.tensors, **norms},
             norm=rules.norm_words(folded=self._options.fold_norm),
         )
@@ -73,14 +79,6 @@ class FactorReader:
         return widened(self._stored(name, rows))
 
     def _stored(self, name: str, rows: slice | None = None) -> Tensor:
-        infos = self._source.infos()
-        if infos[name].dtype.startswith(("F8_", "FLOAT8")) and not any(
-            other.startswith(f"{name}_scale") for other in infos
-        ):
-            raise UnscaledFP8(
-                f"{name!r} is {infos[name].dtype} and no {name}_scale_inv or {name}_scale stands beside it",
-                hint="Without its scale the weight means nothing: the file is incomplete",
-            )
         return self._source.read(name, rows)
 
     def _gate_and_up(self, site: Site) -> tuple[Tensor, Tensor]:
@@ -94,11 +92,10 @@ class FactorReader:
         return halves if site.fused == "gate-first" else halves[::-1]
 
     def _norm_name(self, site: Site, norm: Norm, kind: str) -> str:
-        module = GGUF_NORMS[norm.tensor] if self._gguf else norm.tensor
-        name = self._inventory.beside(site, module, kind)
+        name = self._beside(site, norm, kind)
         if name is None:
             raise IncompleteTriple(
-                f"the norm {module}.{kind}, whose gain belongs to query and key, is missing",
+                f"the norm {self._module(norm)}.{kind}, whose gain belongs to query and key, is missing",
                 where=site.where,
                 hint="The checkpoint is incomplete, or another family's rules apply (--family); "
                 "--no-fold-norm measures without it",
@@ -107,6 +104,12 @@ class FactorReader:
         if shape != (site.d_model,):
             raise ShapeMismatch(f"{name!r} is {list(shape)}, expected [{site.d_model}]", where=site.where)
         return name
+
+    def _module(self, norm: Norm) -> str:
+        return (norm.gguf or GGUF_NORMS[norm.tensor]) if self._gguf else norm.tensor
+
+    def _beside(self, site: Site, norm: Norm, kind: str) -> str | None:
+        return self._inventory.beside(site, self._module(norm), kind)
 
     def _gain(self, name: str, norm: Norm) -> Tensor:
         weight = self._read(name)
@@ -124,6 +127,13 @@ class FactorReader:
         if norm.kind == "layer":  # x has mean 0: what a row has along the ones direction never acts
             matrix -= matrix.mean(dim=1, keepdim=True)
         return matrix, bias
+
+
+def _extras_note(site: Site) -> str | None:
+    """Why the neuron's function is not known although the family is: something else stands in the MLP."""
+    if not site.extras:
+        return None
+    return f"the MLP holds {', '.join(site.extras)} besides, which the family's rules do not know"
 
 
 def _split(gate: Tensor | None, up: Tensor | None, fused: FusedOrder | None) -> tuple[Tensor | None, Tensor | None]:

@@ -30,11 +30,23 @@ class Projections:
     down: str
     fused: FusedOrder | None = None
 
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """Gate, up, down."""
+        return self.gate, self.up, self.down
+
+    def stand_in(self, leaves: Mapping[str, Mapping[str, str]]) -> bool:
+        """Whether a block has all their weights."""
+        return all("weight" in leaves.get(name, {}) for name in self.names)
+
 
 SEPARATE = Projections("gate_proj", "up_proj", "down_proj")
 FUSED_GATE_UP = Projections("gate_up_proj", "gate_up_proj", "down_proj", fused="gate-first")
 GGUF_SEPARATE = Projections("ffn_gate", "ffn_up", "ffn_down")
 GGUF_FUSED = Projections("ffn_up", "ffn_up", "ffn_down", fused="gate-first")
+
+# Names that mean the same wherever all three stand together.
+UNAMBIGUOUS: tuple[Projections, ...] = (SEPARATE, Projections("wi_0", "wi_1", "wo"))
 
 # Pairs of names that some family uses for a fused gate and up (with either half first) and others for a plain MLP.
 # Twice as many rows as the down projection has columns tells a fused one; which half is the gate only a family does.
@@ -69,13 +81,15 @@ class Norm:
         tensor: its module's name within the layer.
         kind: "rms" (h / rms(h)) or "layer" (h less its mean, over its standard deviation).
         weight: the gain is the stored w ("plain"), 1 + w ("offset"), or absent ("none").
-        bias: a bias is added.
+        bias: a bias is added; a text names the config key that says whether.
+        gguf: its name in GGUF files, where it is not the usual one of `GGUF_NORMS`.
     """
 
     tensor: str
     kind: Literal["rms", "layer"] = "rms"
     weight: Literal["plain", "offset", "none"] = "plain"
-    bias: bool = False
+    bias: bool | str = False
+    gguf: str | None = None
 
     @property
     def words(self) -> str:
@@ -128,12 +142,8 @@ class Family:
 
 
 _LLAMA_NORM = Norm("post_attention_layernorm")
-_GEMMA_ACTIVATION = ActivationRule(
-    keys=("hidden_activation", "hidden_act"),
-    default="gelu_pytorch_tanh",
-    renamed={"gelu": "gelu_tanh"},
-    gguf="gelu_tanh",
-)
+# Gemma 2 and 3 compute `hidden_activation`, whatever `hidden_act` says; their published configs often leave it out.
+_GEMMA_ACTIVATION = ActivationRule(keys=("hidden_activation",), default="gelu_pytorch_tanh", gguf="gelu_tanh")
 
 FAMILIES: tuple[Family, ...] = (
     # The LLaMA block: RMSNorm, then gate, up and down. Most families are one of these.
@@ -144,19 +154,78 @@ FAMILIES: tuple[Family, ...] = (
             "ministral",
             "ministral3",
             "qwen2",
+            "qwen2_vl_text",
+            "qwen2_5_vl_text",
             "qwen3",
+            "qwen3_vl_text",
             "smollm3",
             "helium",
-            "seed_oss",
             "ernie4_5",
             "internlm3",
             "eurobert",
             "hunyuan_v1_dense",
-        ),  # fmt: skip
-        gguf=("llama", "mistral3", "qwen2", "qwen3", "smollm3", "seed_oss", "ernie4_5", "hunyuan-dense"),
+            "emu3_text_model",
+            "iquestcoder",
+            "cwm",
+            "diffllama",
+            "doge",
+        ),
+        gguf=(
+            "llama",
+            "mistral3",
+            "qwen2",
+            "qwen2vl",
+            "qwen3",
+            "qwen3vl",
+            "smollm3",
+            "ernie4_5",
+            "eurobert",
+            "hunyuan-dense",
+        ),
         norm=_LLAMA_NORM,
     ),
-    Family(names=("granite",), gguf=("granite",), norm=_LLAMA_NORM),
+    # The same block with the MLP's place taken by experts in some layers or all, each of them the same gated MLP.
+    # Routers scale what an expert writes, never what it reads.
+    Family(
+        names=(
+            "qwen2_moe",
+            "qwen3_moe",
+            "deepseek_v2",
+            "deepseek_v3",
+            "glm4_moe",
+            "ernie4_5_moe",
+            "olmoe",
+        ),
+        norm=_LLAMA_NORM,
+    ),
+    # Mixtral: the LLaMA block with experts whose gate is w1, up w3 and down w2.
+    Family(names=("mixtral",), projections=Projections("w1", "w3", "w2"), norm=_LLAMA_NORM),
+    # LFM2: those names for a dense MLP; its activation is in no config.
+    Family(
+        names=("lfm2",),
+        gguf=("lfm2",),
+        projections=Projections("w1", "w3", "w2"),
+        norm=Norm("ffn_norm"),
+        activation=ActivationRule(keys=(), default="silu"),
+    ),
+    # EXAONE 3: the LLaMA block under GPT-2's names.
+    Family(
+        names=("exaone",),
+        gguf=("exaone",),
+        projections=Projections("c_fc_0", "c_fc_1", "c_proj"),
+        norm=Norm("ln_2"),
+        activation=ActivationRule(keys=("hidden_act", "activation_function")),
+    ),
+    # Seed-OSS: the LLaMA block, with another name for its norm in GGUF files.
+    Family(names=("seed_oss",), gguf=("seed_oss",), norm=Norm("post_attention_layernorm", gguf="post_attention_norm")),
+    # Granite multiplies what the MLP adds to the stream; the config says by how much.
+    Family(names=("granite", "granite_swa"), gguf=("granite",), norm=_LLAMA_NORM),
+    # Qwen 3.5: norm weights are offsets from 1.
+    Family(
+        names=("qwen3_5_text",),
+        gguf=("qwen35",),
+        norm=Norm("post_attention_layernorm", weight="offset", gguf="post_attention_norm"),
+    ),
     # Gemma 1: `hidden_act: gelu` in its configs means the tanh form; weights of norms are offsets from 1.
     Family(
         names=("gemma",),
@@ -173,11 +242,30 @@ FAMILIES: tuple[Family, ...] = (
         post_norm=Norm("post_feedforward_layernorm", weight="offset"),
         activation=_GEMMA_ACTIVATION,
     ),
+    # VaultGemma is Gemma 2 without the norm behind; Gemma 4 stores its norm weights as they are.
+    Family(
+        names=("vaultgemma",),
+        norm=Norm("pre_feedforward_layernorm", weight="offset"),
+        activation=_GEMMA_ACTIVATION,
+    ),
+    Family(
+        names=("gemma4_text", "gemma4_unified_text", "embedding_gemma2_text"),
+        gguf=("gemma4",),
+        norm=Norm("pre_feedforward_layernorm"),
+        post_norm=Norm("post_feedforward_layernorm"),
+        activation=_GEMMA_ACTIVATION,
+    ),
+    # RecurrentGemma: Griffin's block; its projections have biases.
+    Family(
+        names=("recurrent_gemma",),
+        norm=Norm("channel_pre_norm", weight="offset"),
+        activation=_GEMMA_ACTIVATION,
+    ),
     # OLMo 1: LayerNorm without weights. OLMo 2, 3 and EXAONE 4: no norm in front, one behind.
     Family(names=("olmo",), gguf=("olmo",), norm=Norm("post_attention_layernorm", kind="layer", weight="none")),
     Family(
         names=("olmo2", "olmo3", "exaone4"),
-        gguf=("olmo2",),
+        gguf=("olmo2", "exaone4"),
         norm=None,
         post_norm=Norm("post_feedforward_layernorm"),
     ),
@@ -206,11 +294,11 @@ FAMILIES: tuple[Family, ...] = (
         norm=_LLAMA_NORM,
         post_norm=Norm("post_mlp_layernorm"),
     ),
-    # LayerNorm without bias, fused `Wi`; the config's `hidden_activation` is really used.
+    # LayerNorm, as published without bias, and fused `Wi`; the config's `hidden_activation` is really used.
     Family(
         names=("modernbert", "modernbert-decoder"),
         projections=Projections("Wi", "Wi", "Wo", fused="gate-first"),
-        norm=Norm("mlp_norm", kind="layer"),
+        norm=Norm("mlp_norm", kind="layer", bias="norm_bias"),
         activation=ActivationRule(keys=("hidden_activation",), default="gelu", gguf=None),
     ),
 )
@@ -221,6 +309,8 @@ GGUF_NORMS: dict[str, str] = {
     "post_feedforward_layernorm": "post_ffw_norm",
     "post_mlp_layernorm": "post_ffw_norm",
     "input_layernorm": "attn_norm",
+    "ln_2": "ffn_norm",
+    "ffn_norm": "ffn_norm",
 }
 
 _BY_NAME = {name: family for family in FAMILIES for name in family.names}
@@ -256,6 +346,7 @@ PLAIN = frozenset(
         "mamba2",
         "rwkv",
         "codegen",
+        "timesfm",
     ]
 )
 

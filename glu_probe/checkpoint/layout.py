@@ -7,40 +7,30 @@ the family is not known, the layout is refused; nothing is ever guessed from the
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
-from ..errors import (
-    IncompleteTriple,
-    LayoutUnknown,
-    NoExpertsMapped,
-    NoGatedMLP,
-    QuantizedWeights,
-    ShapeMismatch,
-    UnmergedAdapter,
+from ..errors import LayoutUnknown, NoExpertsMapped, ShapeMismatch
+from .families import (
+    FUSED_NAMES,
+    FUSED_ORDERS,
+    GGUF_SEPARATE,
+    PLAIN,
+    REVERSIBLE_NAMES,
+    UNAMBIGUOUS,
+    Family,
+    FusedOrder,
+    Projections,
 )
-from .families import FUSED_NAMES, FUSED_ORDERS, PLAIN, REVERSIBLE_NAMES, SEPARATE, Family, FusedOrder, Projections
+from .packed import refuse_packed
+from .places import BlockKey, Leaves, Parameter, blocks_of, contents, pattern, tensor_index
+from .refusals import EXPERT_ADVICE, refuse_incomplete, refuse_twins, refuse_ungated, refuse_unmapped_experts
 from .source import TensorInfo
+from .towers import name_towers
 
-_WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
-_NOT_A_LAYER = {"experts", "mlps", "shared_experts"}
-# Tensors that packed formats keep in the place of (or beside) a weight.
-_PACKED = ("qweight", "weight_packed", "weight_scale", "weight_scale_inv", "weight_shape", "SCB", "qzeros", "scales",
-           "weight_global_scale", "absmax", "quant_state")  # fmt: skip
-_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "expert_count")
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A tensor's place: stack (the prefix), layer, block within the layer, and leaf name."""
-
-    prefix: str
-    layer: int
-    block: tuple[str, ...]
-    leaf: str
-    kind: str  # "weight", "bias", or another last component
+_SHARED = ("shared_expert", "share_expert", "shared_mlp")
+# Modules that may stand in an MLP's block and leave its own function alone.
+_ROUTING = ("gate", "router", "experts", "shared_expert_gate")
 
 
 @dataclass(frozen=True)
@@ -52,6 +42,7 @@ class Site:
         prefix, block: where its tensors stand.
         tensors: role to tensor name; gate and up share one where `fused` is an order.
         d_mlp, d_model: its sizes, read from the tensors.
+        extras: other modules in its block; what they do to its function is not known.
     """
 
     tower: str
@@ -63,6 +54,7 @@ class Site:
     fused: FusedOrder | None
     d_mlp: int
     d_model: int
+    extras: tuple[str, ...] = ()
 
     @property
     def where(self) -> str:
@@ -91,143 +83,104 @@ class Inventory:
         *block, leaf = module.split(".")
         return self.index.get(Parameter(site.prefix, site.layer, tuple(block), leaf, kind))
 
-
-def locate(name: str) -> Parameter | None:
-    """Take a tensor name apart; None where it has no layer index."""
-    parts = [part for part in name.split(".") if part not in _WRAPPERS]
-    while parts and parts[0] == "module":
-        parts.pop(0)
-    if parts[:2] == ["base_model", "model"]:
-        parts = parts[2:]
-    parts = [part for part in parts if part != "base_layer"]
-    for i in range(1, len(parts) - 1):
-        if parts[i].isdigit() and parts[i - 1] not in _NOT_A_LAYER:
-            prefix, rest = ".".join(parts[:i]), parts[i + 1 :]
-            if rest[-1] in ("weight", "bias", *_PACKED):
-                block, leaf, kind = tuple(rest[:-2]), rest[-2] if len(rest) > 1 else "", rest[-1]
-            else:
-                block, leaf, kind = tuple(rest[:-1]), rest[-1], "weight"
-            return Parameter(prefix, int(parts[i]), block, leaf, kind)
-    return None
-
-
-def tensor_index(names: Mapping[str, TensorInfo]) -> dict[Parameter, str]:
-    """Every tensor with a layer index, by place.
-
-    Raises:
-        LayoutUnknown: two tensors have the same place under different wrappers.
-    """
-    index: dict[Parameter, str] = {}
-    for name in names:
-        place = locate(name)
-        if place is None:
-            continue
-        if place in index:
-            raise LayoutUnknown(
-                f"tensors {index[place]!r} and {name!r} would be the same parameter",
-                hint="The file holds the model twice; save one copy",
-            )
-        index[place] = name
-    return index
+    def norm_widths(self, infos: Mapping[str, TensorInfo]) -> dict[tuple[str, int], set[int]]:
+        """Sizes of the norms that stand directly in each layer of each stack."""
+        widths: dict[tuple[str, int], set[int]] = {}
+        for place, name in self.index.items():
+            if not place.block and "norm" in place.leaf and len(infos[name].shape) == 1:
+                widths.setdefault((place.prefix, place.layer), set()).add(infos[name].shape[0])
+        return widths
 
 
 def find_sites(
     infos: Mapping[str, TensorInfo],
-    family_of: Mapping[str, Family | None],
+    family_of: Callable[[str], Family | None],
     config: Mapping[str, object],
     *,
     gguf: bool,
     model_type: str | None,
     fused_layout: FusedOrder | None = None,
+    scheme: object = None,
 ) -> Inventory:
     """All gated MLPs of a checkpoint, in order of tower, layer and expert.
 
     Args:
         infos: the tensors.
-        family_of: family of each tower, None where it is not in the table.
+        family_of: family of a tower, None where it is not in the table.
         config: flat configuration values of the text tower.
         gguf: whether names are those of GGUF files.
         model_type: as the file calls itself, for messages.
         fused_layout: the user's word on which half of a fused tensor is the gate.
+        scheme: the config's name for how weights are packed, for messages.
 
     Raises:
-        NoGatedMLP, NoExpertsMapped, LayoutUnknown, IncompleteTriple, ShapeMismatch, QuantizedWeights, UnmergedAdapter.
+        NoGatedMLP, NoExpertsMapped, LayoutUnknown, IncompleteTriple, ShapeMismatch, QuantizedWeights, UnscaledFP8,
+        UnmergedAdapter.
     """
     index = tensor_index(infos)
-    towers = _name_towers({place.prefix for place in index})
-    blocks: dict[tuple[str, int, tuple[str, ...]], dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
-    for place, name in index.items():
-        blocks[place.prefix, place.layer, place.block][place.leaf][place.kind] = name
-    sites, gated_blocks, skipped = [], set(), {}
-    for (prefix, layer, block), leaves in blocks.items():
-        tower = towers[prefix]
-        family = family_of.get(tower)
+    blocks, own, named = blocks_of(index), _own(family_of("text"), gguf), _named(family_of("text"), gguf)
+    indexed = {name: infos[name] for name in index.values()}
+    refuse_packed(indexed, {leaf for names in named for leaf in names.names}, gguf=gguf, scheme=scheme)
+    matched, skipped = _match_all(blocks, named, family_of, infos, gguf, fused_layout, model_type)
+    if model_type not in PLAIN:
+        refuse_incomplete(blocks, {(key[0], pattern(key[2])): names for key, (_, names) in matched.items()}, own)
+    inside = contents(blocks)
+    sites = [_site(tower, key, blocks[key], names, infos, inside[key]) for key, (tower, names) in matched.items()]
+    refuse_twins(sites)
+    refuse_unmapped_experts(sites, infos, config)
+    if not sites:
+        refuse_ungated(blocks, infos, model_type)
+    stacks = {(site.prefix, site.tower) for site in sites}
+    layers = {tower: sorted({place.layer for place in index if place.prefix == prefix}) for prefix, tower in stacks}
+    sites.sort(key=lambda s: (s.tower != "text", s.tower, s.layer, s.block[:1], _expert_rank(s.expert)))
+    return Inventory(sites, layers, index, [f"{tower} was left out: {why}" for tower, why in skipped.items()])
+
+
+def _match_all(
+    blocks, named, family_of, infos, gguf, fused_layout, model_type
+) -> tuple[dict[BlockKey, tuple[str, Projections]], dict[str, str]]:
+    """Tower and projections of every block that is a gated MLP, and why towers beside the language model were skipped."""
+    towers = name_towers({key[0] for key, leaves in blocks.items() if any(names.stand_in(leaves) for names in named)})
+    matched, skipped = {}, {}
+    for key, leaves in blocks.items():
+        tower = towers.get(key[0])
+        if tower is None:
+            continue
         try:
-            projections = _match(leaves, family, infos, gguf, fused_layout, model_type)
+            projections = _match(leaves, family_of(tower), infos, gguf, fused_layout, model_type)
         except LayoutUnknown as error:
             if tower == "text":
                 raise
-            skipped[tower] = error.what  # a tower beside the language model: say so and go on
+            skipped[tower] = error.what
             continue
-        if projections is None:
-            continue
-        gated_blocks.add((prefix, block))
-        sites.append(_site(tower, prefix, layer, block, leaves, projections, infos))
-    _refuse_incomplete(blocks, gated_blocks, gguf)
-    _refuse_twins(sites)
-    _refuse_unmapped_experts(sites, infos, config)
-    if not sites:
-        _refuse_ungated(index, infos, blocks, model_type)
-    stacks = {(site.prefix, site.tower) for site in sites}
-    layers = {tower: sorted({p.layer for p in index if p.prefix == prefix}) for prefix, tower in stacks}
-    sites.sort(key=lambda s: (s.tower != "text", s.tower, s.layer, s.block[:1], _expert_rank(s.expert)))
-    return Inventory(sites, layers, index, [f"{tower} was left out: {why}" for tower, why in skipped.items()])
+        if projections is not None:
+            matched[key] = tower, projections
+    return matched, skipped
 
 
 def _expert_rank(expert: int | str | None) -> tuple[int, int]:
     return (0, 0) if expert is None else (1, expert) if isinstance(expert, int) else (2, 0)
 
 
-def _name_towers(prefixes: set[str]) -> dict[str, str]:
-    """A short name for every stack of layers, by the words in its prefix; the prefix itself where two would clash."""
-    words = (("vision", ("vision", "visual", "vit")), ("audio", ("audio", "speech")), ("mtp", ("mtp", "nextn")))
-    names: dict[str, str] = {}
-    for prefix in prefixes:
-        lowered = prefix.lower()
-        names[prefix] = next((name for name, hints in words if any(hint in lowered for hint in hints)), "text")
-    clashing = [p for p in prefixes if sum(names[p] == names[other] for other in prefixes) > 1]
-    for name in {names[p] for p in clashing}:
-        group = sorted((p for p in clashing if names[p] == name), key=lambda p: (len(p), p))
-        # The language model proper is the stack called layers (or h, blocks, blk) nearest the root.
-        main = next((p for p in group if name == "text" and p.split(".")[-1] in ("layers", "h", "blocks", "blk")), None)
-        for prefix in group:
-            if prefix != main:
-                names[prefix] = prefix
-    return names
+def _own(family: Family | None, gguf: bool) -> tuple[Projections, ...]:
+    """The names that mean one thing whatever is next to them: the family's, and those no family uses otherwise."""
+    own = () if family is None else (family.gguf_projections if gguf else family.projections,)
+    return (*own, *((GGUF_SEPARATE,) if gguf else UNAMBIGUOUS))
+
+
+def _named(family: Family | None, gguf: bool) -> tuple[Projections, ...]:
+    """Every set of names that a gated MLP may have."""
+    fused = tuple(Projections(first, first, down, "gate-first") for first, down in FUSED_NAMES)
+    return (*_own(family, gguf), *fused, *(Projections(*names) for names in REVERSIBLE_NAMES))
 
 
 def _match(leaves, family, infos, gguf, fused_layout, model_type) -> Projections | None:
     """Which projections a block's leaves are, None if it is no gated MLP."""
-    if family is not None:
-        wanted = family.gguf_projections if gguf else family.projections
-        if all("weight" in leaves.get(leaf, {}) for leaf in (wanted.gate, wanted.up, wanted.down)):
-            if wanted.fused and not _is_fused(leaves, wanted.gate, wanted.down, infos):
-                return None
-            order = (fused_layout or wanted.fused) if wanted.fused else None
-            return Projections(wanted.gate, wanted.up, wanted.down, order)
-    plain = Projections("ffn_gate", "ffn_up", "ffn_down") if gguf else SEPARATE
-    if all("weight" in leaves.get(leaf, {}) for leaf in (plain.gate, plain.up, plain.down)):
-        return plain  # names that mean the same in every family
-    packed = next(
-        (leaf for leaf in (SEPARATE.gate, "gate_up_proj", "w1") if leaves.get(leaf, {}).keys() & {*_PACKED}), None
-    )
-    if packed and "weight" not in leaves[packed]:
-        kinds = sorted(leaves[packed].keys() & {*_PACKED})
-        raise QuantizedWeights(
-            f"weights are packed ({packed}: {', '.join(kinds)})",
-            where=next(iter(leaves[packed].values())),
-            hint="Use the unquantised checkpoint",
-        )
+    for wanted in _own(family, gguf):
+        if wanted.stand_in(leaves) and not _is_stacked(leaves, wanted, infos):
+            if wanted.fused and gguf and GGUF_SEPARATE.stand_in(leaves):
+                continue  # a file that keeps the halves apart
+            return replace(wanted, fused=fused_layout or wanted.fused) if wanted.fused else wanted
     for first, down in FUSED_NAMES:
         if {"weight"} <= leaves.get(first, {}).keys() & leaves.get(down, {}).keys() and _is_fused(
             leaves, first, down, infos
@@ -240,14 +193,20 @@ def _match(leaves, family, infos, gguf, fused_layout, model_type) -> Projections
                 "half, the second, or every other row)",
                 hint=f"Say `--fused-layout {'|'.join(FUSED_ORDERS)}` or `--family NAME` if you know",
             )
-    for gate, up, down in REVERSIBLE_NAMES:
-        if all("weight" in leaves.get(leaf, {}) for leaf in (gate, up, down)):
+    for names in REVERSIBLE_NAMES:
+        wanted = Projections(*names)
+        if wanted.stand_in(leaves) and not _is_stacked(leaves, wanted, infos):
             raise LayoutUnknown(
-                f"{leaves[gate]['weight']!r} and {leaves[up]['weight']!r} are gate and up in one family and the other way "
-                f"round in the next, and {_family_words(model_type, family)} does not say which",
+                f"{leaves[wanted.gate]['weight']!r} and {leaves[wanted.up]['weight']!r} are gate and up in one family and "
+                f"the other way round in the next, and {_family_words(model_type, family)} does not say which",
                 hint="Say `--family NAME` if you know one that stores them the same way",
             )
     return None
+
+
+def _is_stacked(leaves, wanted: Projections, infos) -> bool:
+    """Whether all experts of a layer are one tensor, which is not read yet."""
+    return len(infos[leaves[wanted.gate]["weight"]].shape) > 2
 
 
 def _family_words(model_type: str | None, family: Family | None) -> str:
@@ -261,18 +220,31 @@ def _is_fused(leaves, first: str, down: str, infos) -> bool:
     return len(rows) == len(columns) == 2 and rows[0] == 2 * columns[1]
 
 
-def _site(tower, prefix, layer, block, leaves, projections: Projections, infos) -> Site:
-    expert: int | str | None = None
-    if any(part.startswith(("shared_expert", "share_expert", "shared_mlp")) for part in block):
-        expert = "shared"
-    elif "experts" in block:
-        number = block[block.index("experts") + 1 : block.index("experts") + 2]
-        expert = int(number[0]) if number and number[0].isdigit() else None
+def _site(tower: str, key: BlockKey, leaves: Leaves, projections: Projections, infos, inside: set[str]) -> Site:
+    prefix, layer, block = key
     roles = {"gate": projections.gate, "up": projections.up, "down": projections.down}
     tensors = {role: leaves[leaf]["weight"] for role, leaf in roles.items()}
     tensors |= {f"{role}_bias": leaves[leaf]["bias"] for role, leaf in roles.items() if "bias" in leaves[leaf]}
     d_mlp, d_model = _sizes(tensors, projections.fused, infos)
-    return Site(tower, layer, expert, prefix, block, tensors, projections.fused, d_mlp, d_model)
+    others = inside - set(roles.values()) if block else ()  # without a block it is the whole layer, as in GGUF
+    extras = tuple(sorted(name for name in others if name not in _ROUTING and not name.startswith(_SHARED)))
+    return Site(
+        tower, layer, _expert(block, tensors["gate"]), prefix, block, tensors, projections.fused, d_mlp, d_model, extras
+    )
+
+
+def _expert(block: tuple[str, ...], gate: str) -> int | str | None:
+    if any(part.startswith(_SHARED) for part in block):
+        return "shared"
+    if "experts" not in block:
+        return None
+    number = block[block.index("experts") + 1 : block.index("experts") + 2]
+    if number and number[0].isdigit():
+        return int(number[0])
+    raise NoExpertsMapped(
+        f"{gate!r} belongs to experts, but its name does not say to which",
+        hint=EXPERT_ADVICE,
+    )
 
 
 def _sizes(tensors: Mapping[str, str], fused: FusedOrder | None, infos: Mapping[str, TensorInfo]) -> tuple[int, int]:
@@ -298,77 +270,3 @@ def _sizes(tensors: Mapping[str, str], fused: FusedOrder | None, infos: Mapping[
         if role in shapes and shapes[role] != (size,):
             raise ShapeMismatch(f"{tensors[role]!r} is {list(shapes[role])}, expected [{size}]")
     return down[1], down[0]
-
-
-def _refuse_incomplete(blocks, gated_blocks, gguf: bool) -> None:
-    """A lone gate, or a block that lacks a part which its sisters in other layers have."""
-    projections = Projections("ffn_gate", "ffn_up", "ffn_down") if gguf else SEPARATE
-    trio = (projections.gate, projections.up, projections.down)
-    for (prefix, layer, block), leaves in blocks.items():
-        if any("attn" in part or "attention" in part for part in block):
-            continue
-        lora = next((leaf for leaf in leaves if leaf.startswith("lora_")), None)
-        if lora and block and block[-1] in trio:
-            raise UnmergedAdapter(
-                f"{next(iter(leaves[lora].values()))!r} is a low-rank update beside the weights",
-                hint="Merge the adapter into the model (PEFT: merge_and_unload) and save that",
-            )
-        present = [leaf for leaf in trio if "weight" in leaves.get(leaf, {})]
-        if not present or len(present) == 3 or leaves.get("gate_up_proj"):
-            continue
-        if projections.gate in present or (prefix, block) in gated_blocks:
-            absent = [leaf for leaf in trio if leaf not in present]
-            raise IncompleteTriple(
-                f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} missing beside "
-                f"{leaves[present[0]]['weight']!r}",
-                where=f"layer {layer}",
-                hint="The checkpoint is incomplete: a shard may be missing, or the save went wrong",
-            )
-
-
-def _refuse_twins(sites: list[Site]) -> None:
-    """Two MLPs that a frame could not tell apart."""
-    seen: dict[tuple, Site] = {}
-    for site in sites:
-        other = seen.setdefault((site.tower, site.layer, site.expert), site)
-        if other is not site:
-            raise LayoutUnknown(
-                f"layer {site.layer} has two gated MLPs, {'.'.join(other.block)} and {'.'.join(site.block)}",
-                hint="Layers with several dense MLPs are not supported yet",
-            )
-
-
-def _refuse_unmapped_experts(sites: list[Site], infos: Mapping[str, TensorInfo], config: Mapping[str, object]) -> None:
-    if any(isinstance(site.expert, int) for site in sites):
-        return
-    counts = {key: config[key] for key in _EXPERT_COUNTS if isinstance(config.get(key), int) and config[key] > 0}
-    hints = sorted(
-        {re.sub(r"\d+", "{}", name) for name in infos if re.search(r"expert|_exps\b|moe|router", name.lower())}
-    )
-    named = any(re.search(r"\bexperts\b|_exps\b", hint) for hint in hints)
-    # A count alone proves nothing (some dense models keep the key): layers without an MLP, or expert-like names, do.
-    if not named and not (counts and (hints or not sites)):
-        return
-    patterns = hints
-    if not patterns and not sites:
-        patterns = sorted({re.sub(r"\d+", "{}", name) for name in infos})
-    said = ", ".join(f"{key} = {value}" for key, value in counts.items()) or "tensors named after experts"
-    raise NoExpertsMapped(
-        f"the model has experts ({said}), but none of their tensors could be mapped. Unmatched: "
-        f"{', '.join(patterns[:12])}{' ...' if len(patterns) > 12 else ''}",
-        hint="Experts stored one by one as experts.N.gate_proj / up_proj / down_proj are read; stacked ones are not yet",
-    )
-
-
-def _refuse_ungated(index, infos, blocks, model_type: str | None) -> None:
-    plain = sorted({
-        f"{'.'.join((*block, leaf))}"
-        for (_, _, block), leaves in blocks.items()
-        for leaf in leaves
-        if re.search(r"mlp|ffn|feed_forward|fc\d|ff|intermediate|output|c_proj|h_to|proj", ".".join((*block, leaf)))
-    })  # fmt: skip
-    what = f"no gated MLP was found in {len(infos)} tensors"
-    if model_type:
-        what += f" of model_type {model_type!r}" + (" (its MLPs are plain ones)" if model_type in PLAIN else "")
-    found = f"Found instead: {', '.join(plain[:8])}" if plain else f"Found instead: {', '.join(list(infos)[:5])}"
-    raise NoGatedMLP(what, hint=f"{found}. Gated MLPs have a gate beside up and down projections")

@@ -26,6 +26,8 @@ _EXPERT_HINT = re.compile(r"expert|_exps\b|moe|router")
 _EXPERT = re.compile(r"\bexperts\b|_exps\b")
 _ROUTER = re.compile(r"router|gate_inp|\bgate\b|bias")
 _STACKED = re.compile(r"gate_proj|up_proj|gate_up_proj|input_linear|\bw1\b|\bw13\b")
+# Gated convolutions and projections of attention can have an MLP's shapes.
+_NO_MLP = re.compile(r"conv|attn|attention|quer")
 _MLP = re.compile(r"mlp|ffn|feed_forward|fc\d|ff|intermediate|output|c_proj|h_to|proj")
 
 
@@ -84,7 +86,7 @@ def refuse_unmapped_experts(sites: list[Site], infos: Mapping[str, TensorInfo], 
 
 
 def _numberless(name: str) -> str:
-    return re.sub(r"\d+", "{}", name)
+    return re.sub(r"(?<=\.)\d+(?=\.)", "{}", name)
 
 
 def _refuse_missing_experts(sites: list[Site], counts: Mapping[str, int]) -> None:
@@ -122,24 +124,25 @@ def refuse_ungated(blocks: Blocks, infos: Mapping[str, TensorInfo], model_type: 
 
 
 def _refuse_unnamed(blocks: Blocks, infos: Mapping[str, TensorInfo], model_type: str | None) -> None:
-    """A block with the shapes of a gated MLP under names of which none is known to be the gate."""
-    for (_, layer, block), leaves in blocks.items():
-        if is_attention(block):
-            continue
+    """The shapes of a gated MLP under names of which none is known to be the gate."""
+    weights: dict[tuple[str, int, tuple[str, ...]], list[str]] = defaultdict(list)
+    for (prefix, layer, block), leaves in blocks.items():
         names = [kinds["weight"] for kinds in leaves.values() if "weight" in kinds]
-        if any(part in ("gate_proj", "gate_up_proj") for part in block):
+        if not any(_NO_MLP.search(name.lower()) for name in names):
+            weights[prefix, layer, block[:1]] += [name for name in names if len(infos[name].shape) == 2]
+    for (_, layer, _), names in weights.items():
+        wrapped = next((name for name in names if "gate_proj." in name or "gate_up_proj." in name), None)
+        if wrapped or _looks_gated([infos[name].shape for name in names]):
             raise LayoutUnknown(
-                f"{names[0]!r} is part of a gate projection, which is not one plain weight here",
+                f"{', '.join(map(repr, names[:6]))} have the shapes of a gated MLP, and model_type {model_type!r}, which is "
+                "not in the table, does not say which part is the gate",
                 where=f"layer {layer}",
-                hint="Save the model with plain linear layers",
+                hint="Ask for the family to be added, or save the model with plain linear layers",
             )
-        shapes = Counter(infos[name].shape for name in names if len(infos[name].shape) == 2)
-        for rows, columns in shapes:
-            if rows != columns and shapes[rows, columns] == 2 and shapes[columns, rows] == 1:
-                listed = ", ".join(f"{name!r}" for name in names)
-                raise LayoutUnknown(
-                    f"{listed} have the shapes of a gated MLP, and model_type {model_type!r}, which is not in the table, "
-                    "does not say which of them is the gate",
-                    where=f"layer {layer}",
-                    hint="Ask for the family to be added",
-                )
+
+
+def _looks_gated(shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Two of [d_mlp, d_model] and one the other way round, or one of twice the height and one the other way round."""
+    counts = Counter(shapes)
+    apart = any(r != c and counts[r, c] == 2 and counts[c, r] == 1 for r, c in counts)
+    return apart or (len(shapes) == 2 and any(counts[2 * c, r] == 1 for r, c in counts))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +29,9 @@ class Options:
     activation: str | None = None
 
 
+_TEXT_KEYS = ("text_config", "llm_config", "language_config")
+
+
 @dataclass(frozen=True)
 class Config:
     """The model's own description: a config.json, or GGUF metadata under the same keys."""
@@ -37,34 +40,44 @@ class Config:
     gguf: bool
 
     def of(self, tower: str) -> Mapping[str, Any]:
-        """The part about one tower; the language model's may stand at the top."""
-        nested = self.values.get(f"{tower}_config")
-        if isinstance(nested, dict):
-            return nested
-        return {} if tower in ("vision", "audio") else self.text
+        """The part about one tower; empty for a stack that no part describes."""
+        if tower in ("text", "mtp"):
+            return self.text
+        nested = self._outer.get(f"{tower}_config")
+        return nested if isinstance(nested, dict) else {}
 
     @property
     def text(self) -> Mapping[str, Any]:
-        """The part about the language model."""
-        nested = self.values.get("text_config")
+        """The part about the language model, which may stand at the top."""
+        nested = (self._outer.get(key) for key in _TEXT_KEYS)
+        return next((part for part in nested if isinstance(part, dict)), self._outer)
+
+    @property
+    def _outer(self) -> Mapping[str, Any]:
+        """The part that has a key for every tower."""
+        nested = self.values.get("thinker_config")
         return nested if isinstance(nested, dict) else self.values
 
     @property
     def model_type(self) -> str | None:
         """`model_type` of the language model, or `general.architecture` of a GGUF file."""
-        return self.text.get("model_type") or self.values.get("model_type")
+        return _text(self.text.get("model_type")) or _text(self.values.get("model_type"))
+
+    def model_type_of(self, tower: str) -> str | None:
+        """`model_type` of one tower, None where the config does not say."""
+        return self.model_type if tower in ("text", "mtp") else _text(self.of(tower).get("model_type"))
 
     def family(self, tower: str, named: str | None) -> tuple[str | None, Family | None]:
-        """Name and rules of a tower's family: the user's word, else the config's."""
-        language = tower not in ("vision", "audio")
-        if named is not None and language:
+        """Name and rules of a tower's family: the user's word about the language model, else the config's."""
+        if named is not None and tower in ("text", "mtp"):
             return named, family_option(named)
-        for part in (self.of(tower), self.values if language else {}):
-            name = part.get("model_type")
-            family = find_family(name, gguf=self.gguf)
-            if family is not None:
-                return name, family
-        return None, None
+        name = self.model_type_of(tower)
+        family = find_family(name, gguf=self.gguf)
+        return (name, family) if family else (None, None)
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 @dataclass(frozen=True)
@@ -114,14 +127,19 @@ def decide(config: Config, tower: str, options: Options) -> TowerRules:
     if family is None:
         return TowerRules(None, None, act, source, None, None)
     norm, post_norm = family.norm, family.post_norm
-    if family.norm_if_parallel and config.of(tower).get(family.norm_if_parallel[0]):
+    part = config.of(tower)
+    if family.norm_if_parallel and part.get(family.norm_if_parallel[0]):
         norm = family.norm_if_parallel[1]
-    return TowerRules(name, family, act, source, _as_stored(norm, config), _as_stored(post_norm, config))
+    norm, post_norm = (_as_configured(one, part, gguf=config.gguf) for one in (norm, post_norm))
+    return TowerRules(name, family, act, source, norm, post_norm)
 
 
-def _as_stored(norm: Norm | None, config: Config) -> Norm | None:
-    """GGUF files have the 1 of 1 + w baked in."""
-    return replace(norm, weight="plain") if norm and config.gguf and norm.weight == "offset" else norm
+def _as_configured(norm: Norm | None, part: Mapping[str, Any], *, gguf: bool) -> Norm | None:
+    """The norm with what the config decides; GGUF files have the 1 of 1 + w baked in."""
+    if norm is None:
+        return None
+    weight = "plain" if gguf and norm.weight == "offset" else norm.weight
+    return replace(norm, weight=weight, bias=bool(part.get(norm.bias)) if isinstance(norm.bias, str) else norm.bias)
 
 
 def _activation(
@@ -144,7 +162,7 @@ def _activation(
     return None, f"config has none of {', '.join(rule.keys)}"
 
 
-def gguf_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def gguf_config(metadata: Mapping[str, Any], tensors: Iterable[str]) -> dict[str, Any]:
     """GGUF metadata under the names that Hugging Face configs use."""
     architecture = metadata.get("general.architecture")
     renamed = {
@@ -152,7 +170,9 @@ def gguf_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
         "feed_forward_length": "intermediate_size",
         "block_count": "num_hidden_layers",
         "expert_count": "num_experts",
-        "use_parallel_residual": "use_parallel_residual",
+        "residual_scale": "residual_multiplier",
     }
     config = {new: metadata.get(f"{architecture}.{old}") for old, new in renamed.items()}
+    # The file's own key for this is wrong in files of some converters; llama.cpp goes by the tensors too.
+    config["use_parallel_residual"] = not any(name.endswith(".ffn_norm.weight") for name in tensors)
     return {"model_type": architecture} | {key: value for key, value in config.items() if value is not None}

@@ -1,0 +1,110 @@
+"""Tensors that must not be read as they stand: packed integers, weights whose scale stands beside them, adapters.
+
+A row computed from packed bytes, or from a weight whose scale or low-rank update was dropped, is finite and wrong.
+So everything below a projection is looked at, and what is no plain float weight is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from ..errors import QuantizedWeights, UnmergedAdapter, UnscaledFP8
+from .source import TensorInfo
+
+_FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
+_ADAPTERS = ("lora_", "hada_", "lokr_", "ia3_", "oft_", "vera_", "boft_", "adalora_", "dora_")
+# Scales of a layer's input, which leave its weight alone.
+_OF_THE_INPUT = ("input", "activation", "act_")
+# What a scheme is known by: something that stands beside, or in the place of, the weight.
+_SCHEMES: tuple[tuple[str, str], ...] = (
+    ("qzeros", "GPTQ or AWQ"),
+    ("qweight", "GPTQ or AWQ"),
+    ("weight_global_scale", "NVFP4"),
+    ("weight_scale_2", "NVFP4"),
+    ("weight_packed", "compressed-tensors"),
+    ("absmax", "bitsandbytes"),
+    ("quant_state", "bitsandbytes"),
+    ("SCB", "bitsandbytes int8"),
+    ("_blocks", "MXFP4"),
+    ("W_q", "HQQ"),
+    ("codebooks", "AQLM"),
+    ("_data", "quanto"),
+)
+
+
+def refuse_packed(
+    infos: Mapping[str, TensorInfo], projections: Iterable[str], *, gguf: bool, scheme: object = None
+) -> None:
+    """Refuse the first projection whose values the file does not plainly hold.
+
+    Args:
+        infos: the tensors with a layer index.
+        projections: names that MLP projections have.
+        gguf: whether the format itself knows how its tensors are quantised.
+        scheme: `quant_method` of the config, for messages.
+
+    Raises:
+        UnmergedAdapter, UnscaledFP8, QuantizedWeights.
+    """
+    for owner, below in _below(infos, frozenset(projections)).items():
+        first = next(iter(below.values()))
+        if any(part.startswith(_ADAPTERS) for suffix in below for part in suffix.split(".")):
+            raise UnmergedAdapter(
+                f"{first!r} and others are an update that is kept apart from the weight",
+                where=owner,
+                hint="Merge the adapter into the model (PEFT: merge_and_unload) and save that",
+            )
+        _refuse_unplain(owner, below, infos, gguf=gguf, scheme=scheme)
+
+
+def _below(infos: Mapping[str, TensorInfo], projections: frozenset[str]) -> dict[str, dict[str, str]]:
+    """Every projection's path, to what stands below it: suffix to tensor name."""
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for name in infos:
+        parts = name.split(".")
+        if any("attn" in part or "attention" in part for part in parts):
+            continue
+        for at, part in enumerate(parts):
+            stem = next(
+                (p for p in (part, part.removesuffix("_blocks"), part.removesuffix("_scales")) if p in projections), ""
+            )
+            if stem:
+                suffix = [f"weight{part[len(stem) :]}"] if stem != part else []
+                found[".".join((*parts[:at], stem))][".".join((*suffix, *parts[at + 1 :])) or "weight"] = name
+                break
+    return found
+
+
+def _refuse_unplain(owner, below: Mapping[str, str], infos, *, gguf: bool, scheme: object) -> None:
+    weight = below.get("weight") or below.get("base_layer.weight")
+    scales = [s for s in below if _is_scale(s)]
+    dtype = infos[weight].dtype if weight else None
+    if dtype and dtype.startswith(("F8_", "FLOAT8")) and not scales:
+        raise UnscaledFP8(
+            f"{weight!r} is {dtype} and no weight_scale_inv or weight_scale stands beside it",
+            hint="Without its scale the weight means nothing: the file is incomplete",
+        )
+    others = [s for s in below if s not in ("weight", "bias", "base_layer.weight", "base_layer.bias")]
+    floats = all(gguf or infos[name].dtype in _FLOATS for name in below.values())
+    # A float weight below another name (a wrapper) is no packed one: whether it can be read is the layout's question.
+    if floats and not scales and (weight or not any(sign in s for s in others for sign, _ in _SCHEMES)):
+        return
+    found = f"{dtype}" if dtype else "no plain weight"
+    beside = f", with {', '.join(sorted(others)[:6])}" if others else ""
+    named = _scheme(others, dtype, scheme)
+    raise QuantizedWeights(
+        f"weights are packed by {named}: {owner!r} holds {found}{beside}",
+        hint="Use the unquantised checkpoint",
+    )
+
+
+def _is_scale(suffix: str) -> bool:
+    return any("scale" in part and not part.startswith(_OF_THE_INPUT) for part in suffix.split("."))
+
+
+def _scheme(suffixes: list[str], dtype: str | None, named: object) -> str:
+    if isinstance(named, str):
+        return named
+    known = next((scheme for sign, scheme in _SCHEMES if any(sign in suffix for suffix in suffixes)), None)
+    return known or ("FP8" if dtype and "F8" in dtype.replace("FLOAT", "F") else "a scheme that is not decoded here")
