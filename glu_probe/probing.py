@@ -12,6 +12,7 @@ import numpy as np
 
 from .checkpoint.checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.layout import Site
+from .checkpoint.memory import Workspace
 from .errors import BadOption, NonFinite
 from .frames import LayerResult, class_rows, empty_row, join, layer_frame, layer_row, neuron_frame
 from .measures.neuron import flags as neuron_flags
@@ -93,17 +94,16 @@ def probe(
         raise BadOption(f"samples is {samples}", hint="A standard error needs at least 2")
     sites = _chosen(checkpoint, layers, towers)
     neurons, rows, classes, notes, counts = [], {}, [], [], set()
-    iterator = iter(progress(sites))
+    iterator, workspace = iter(progress(sites)), Workspace()
     for key, group in groupby(iterator, key=lambda site: (site.tower, site.layer, _group(site))):
         results = []
         for site in group:
-            layer = checkpoint.load(site)
+            layer = checkpoint.load(site, workspace)  # in the memory of the one before, which is done with
             counts.add(samples or default_samples(layer))
             result = measure_layer(layer, seed=seed, samples=samples)
             notes += _non_finite(layer, result, site, strict)
             results.append(result)
             neurons.append(neuron_frame(checkpoint.name, result))
-            del layer
         rows[key] = layer_row(checkpoint.name, results)
         classes.append(class_rows(checkpoint.name, results))
     columns = list(next(iter(rows.values())))

@@ -12,6 +12,7 @@ from .factors import FactorReader
 from .families import FUSED_ORDERS, FusedOrder
 from .files import OpenedFiles, open_files
 from .layout import Site, find_sites
+from .memory import Room, fresh
 from .ref import parse_ref
 from .rules import Config, Options, TowerRules, decide, gguf_config
 
@@ -248,9 +249,9 @@ class Checkpoint:
             else f"There are the stacks {', '.join(sorted(towers))}",
         )
 
-    def load(self, site: Site) -> GatedLayer:
+    def load(self, site: Site, room: Room = fresh) -> GatedLayer:
         """Read one MLP and make its factors."""
-        return self._reader.load(site, self._rules[site.tower])
+        return self._reader.load(site, self._rules[site.tower], room)
 
 
 def spans(numbers: Sequence[int]) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
+import torch
 from torch import Tensor
 
 from ..errors import IncompleteTriple, LayoutUnknown, ShapeMismatch
 from ..neurons import GatedLayer
 from .families import GGUF_NORMS, FusedOrder, Norm
 from .layout import Inventory, Site
-from .memory import transposed, widened
+from .memory import Room, fresh, gather, gather_transposed
 from .rules import Options, TowerRules
 from .source import TensorSource
 
@@ -43,12 +45,12 @@ class FactorReader:
             wanted["post_norm"] = self._norm_name(site, rules.post_norm, "weight")
         return wanted
 
-    def load(self, site: Site, rules: TowerRules) -> GatedLayer:
-        """Read one MLP. Float32, or float64 where the file has that."""
-        gate, up = self._gate_and_up(site)
-        value = transposed(self._stored(site.tensors["down"]))
+    def load(self, site: Site, rules: TowerRules, room: Room = fresh) -> GatedLayer:
+        """Read one MLP into the given room. Float32, or float64 where the file has that."""
+        gate, up = self._gate_and_up(site, room)
+        value = self._columns(site.tensors["down"], room)
         biases = {
-            role: self._read(site.tensors[role])
+            role: self._vector(site.tensors[role])
             for role in ("gate_bias", "up_bias", "down_bias")
             if role in site.tensors
         }
@@ -75,21 +77,31 @@ class FactorReader:
             norm=rules.norm_words(folded=self._options.fold_norm),
         )
 
-    def _read(self, name: str, rows: slice | None = None) -> Tensor:
-        return widened(self._stored(name, rows))
+    def _vector(self, name: str) -> Tensor:
+        return self._source.read(name).to(self._dtype(name))
 
-    def _stored(self, name: str, rows: slice | None = None) -> Tensor:
-        return self._source.read(name, rows)
+    def _dtype(self, name: str) -> torch.dtype:
+        return torch.float64 if self._source.infos()[name].dtype == "F64" else torch.float32
 
-    def _gate_and_up(self, site: Site) -> tuple[Tensor, Tensor]:
-        gate, up = site.tensors["gate"], site.tensors["up"]
-        if site.fused is None:
-            return self._read(gate), self._read(up)
+    def _rows(self, name: str, first: int, out: Tensor) -> Tensor:
+        return gather(partial(self._source.read, name), first, out)
+
+    def _columns(self, name: str, room: Room) -> Tensor:
+        """The transpose of a matrix: its columns as rows."""
+        rows, width = self._source.infos()[name].shape
+        return gather_transposed(partial(self._source.read, name), room("down", (width, rows), self._dtype(name)))
+
+    def _gate_and_up(self, site: Site, room: Room) -> tuple[Tensor, Tensor]:
+        names, shape = (site.tensors["gate"], site.tensors["up"]), (site.d_mlp, site.d_model)
         if site.fused == "interleaved":
-            both = self._read(gate)
+            both = self._rows(names[0], 0, room("both", (2 * site.d_mlp, site.d_model), self._dtype(names[0])))
             return both[0::2].contiguous(), both[1::2].contiguous()
-        halves = self._read(gate, slice(0, site.d_mlp)), self._read(gate, slice(site.d_mlp, 2 * site.d_mlp))
-        return halves if site.fused == "gate-first" else halves[::-1]
+        first = {None: (0, 0), "gate-first": (0, site.d_mlp), "up-first": (site.d_mlp, 0)}[site.fused]
+        gate, up = (
+            self._rows(name, start, room(role, shape, self._dtype(name)))
+            for role, name, start in zip(("gate", "up"), names, first, strict=True)
+        )
+        return gate, up
 
     def _norm_name(self, site: Site, norm: Norm, kind: str) -> str:
         name = self._beside(site, norm, kind)
@@ -112,7 +124,7 @@ class FactorReader:
         return self._inventory.beside(site, self._module(norm), kind)
 
     def _gain(self, name: str, norm: Norm) -> Tensor:
-        weight = self._read(name)
+        weight = self._vector(name)
         return 1 + weight if norm.weight == "offset" else weight
 
     def _fold(
@@ -120,7 +132,7 @@ class FactorReader:
     ) -> tuple[Tensor, Tensor | None]:
         """Rows and constants that act on the normalised stream as the stored ones act on the norm's output."""
         if "norm_bias" in names:
-            constant = matrix @ self._read(names["norm_bias"]).to(matrix.dtype)
+            constant = matrix @ self._vector(names["norm_bias"]).to(matrix.dtype)
             bias = constant if bias is None else bias + constant
         if "norm" in names:
             matrix *= self._gain(names["norm"], norm).to(matrix.dtype)

@@ -1,35 +1,65 @@
-"""Room for large matrices."""
+"""Room for large matrices, filled chunk by chunk.
+
+A matrix is read, widened and laid out in one pass over small chunks, so that next to the result only one chunk is ever
+in memory. Who looks at one MLP after the other can have the results laid into the same memory: touching fresh memory
+costs more than filling it.
+"""
 
 from __future__ import annotations
 
-import numpy as np
+import math
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-_AS_NUMPY = {torch.float32: np.float32, torch.float64: np.float64, torch.float16: np.float16, torch.bfloat16: np.int16}
-_COLUMNS = 256
+_CHUNK = 4_000_000  # values: small enough for the allocator to hand the same memory out again
+
+Read = Callable[[slice], Tensor]
 
 
-def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """An uninitialised tensor whose memory comes from numpy, which asks the system for large pages.
+# Gives an uninitialised tensor for a role ("gate", "up", ...) of that shape and dtype.
+Room = Callable[[str, tuple[int, ...], torch.dtype], Tensor]
 
-    Touching fresh memory page by page would otherwise cost more than filling it.
+
+def fresh(_role: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory of its own for every matrix."""
+    return torch.empty(shape, dtype=dtype)
+
+
+class Workspace:
+    """Memory that the next MLP's matrix of the same role overwrites.
+
+    For loops that let go of a layer before they load the next one.
     """
-    return torch.from_numpy(np.empty(shape, dtype=_AS_NUMPY[dtype])).view(dtype)
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def __call__(self, role: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """An uninitialised tensor, in the memory that this role had before if it is large enough."""
+        size = math.prod(shape)
+        held = self._held.get((role, dtype))
+        if held is None or held.numel() < size:
+            held = self._held[role, dtype] = torch.empty(size, dtype=dtype)
+        return held[:size].view(shape)
 
 
-def widened(tensor: Tensor) -> Tensor:
-    """The tensor in float32, or float64 if it is that."""
-    if tensor.dtype in (torch.float32, torch.float64):
-        return tensor
-    return empty(tuple(tensor.shape), torch.float32).copy_(tensor)
-
-
-def transposed(matrix: Tensor) -> Tensor:
-    """The transpose in float32 or float64, contiguous."""
-    rows, columns = matrix.shape
-    dtype = matrix.dtype if matrix.dtype == torch.float64 else torch.float32
-    out = empty((columns, rows), dtype)
-    for start in range(0, columns, _COLUMNS):  # in strips that stay in cache
-        out[start : start + _COLUMNS] = matrix[:, start : start + _COLUMNS].to(dtype).T
+def gather(read: Read, first: int, out: Tensor) -> Tensor:
+    """Fill `out` [rows, width] with the rows of a matrix from `first` on."""
+    for start, stop in _chunks(*out.shape):
+        out[start:stop] = read(slice(first + start, first + stop))
     return out
+
+
+def gather_transposed(read: Read, out: Tensor) -> Tensor:
+    """Fill `out` [width, rows] with the transpose of a matrix of so many rows."""
+    width, rows = out.shape
+    for start, stop in _chunks(rows, width):
+        out[:, start:stop] = read(slice(start, stop)).T.contiguous()
+    return out
+
+
+def _chunks(rows: int, width: int) -> list[tuple[int, int]]:
+    step = max(1, _CHUNK // max(width, 1))
+    return [(start, min(start + step, rows)) for start in range(0, rows, step)]

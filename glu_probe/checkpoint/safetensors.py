@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from ..errors import CorruptHeader, NotSafetensors, QuantizedWeights, TrailingBytes, Truncated
-from .memory import empty
 from .sniff import file_facts, looks_like, opened, refuse_lfs_pointer, what_to_do
 from .source import TensorInfo
 
@@ -62,7 +61,7 @@ class SafetensorsFile:
             first, last, _ = rows.indices(shape[0])
             offset += first * math.prod(shape[1:]) * _BYTES[info.dtype]
             shape[0] = max(last - first, 0)
-        out = empty(tuple(shape), FLOATS[info.dtype])
+        out = torch.empty(shape, dtype=FLOATS[info.dtype])
         if not out.numel():
             return out
         target = out.view(-1).view(torch.uint8).numpy()
