@@ -53,8 +53,10 @@ class Activation:
         """S(z), element-wise."""
         return self.function(z)
 
-    def __reduce__(self):  # by name: the lambdas below do not pickle, worker processes need it
-        return activation, (self.name,)
+    def __reduce_ex__(self, protocol):
+        """Those of the table pickle by name: their lambdas would not, and worker processes need them."""
+        known = _BY_NAME.get(self.name) is self
+        return (activation, (self.name,)) if known else super().__reduce_ex__(protocol)
 
 
 def _gelu_tanh(z: Tensor) -> Tensor:

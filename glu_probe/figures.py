@@ -6,6 +6,7 @@ figure is made the way seaborn makes one. What is missing in a frame is drawn as
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 
 import matplotlib as mpl
@@ -13,9 +14,10 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
+from matplotlib.colors import LogNorm, PowerNorm
 from matplotlib.ticker import FuncFormatter
 
+from .activations import activation as gp_activation
 from .errors import BadOption
 from .frames import class_column
 from .measures.gaussian import gaussian_table
@@ -27,6 +29,7 @@ HEATMAP_MEASURES = (
     "abs_cos_qk_effect",
     "cos_kv_mean",
     "abs_cos_qv_mean",
+    "exchange_asymmetry_relu_ratio",
     "exchange_asymmetry_mean",
     "exchange_asymmetry_weighted",
     "exchange_asymmetry_output",
@@ -40,7 +43,9 @@ HEATMAP_MEASURES = (
     "down_stable_rank_unit",
 )
 _MISSING = "#d9d9d9"
+_PLACES = ("tower", "group", "activation")
 _LABELS_AT_MOST = 20
+_BINS = 100
 
 
 def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
@@ -54,7 +59,15 @@ def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
 def _require(frame: pd.DataFrame, columns: Sequence[str]) -> None:
     absent = [name for name in columns if name not in frame]
     if absent:
-        raise BadOption(f"the frame has no column {absent[0]!r}", hint="Pass report.layers or report.neurons as it is")
+        near = difflib.get_close_matches(absent[0], list(map(str, frame.columns)), n=3)
+        raise BadOption(
+            f"the frame has no column {absent[0]!r}",
+            hint=(f"Did you mean {' or '.join(near)}? " if near else "")
+            + "Pass report.layers or report.neurons as it is",
+        )
+    text = [name for name in columns if name not in _PLACES and not pd.api.types.is_numeric_dtype(frame[name])]
+    if text:
+        raise BadOption(f"column {text[0]!r} holds no numbers")
     if frame.empty:
         raise BadOption("the frame has no rows: there is nothing to draw")
 
@@ -102,7 +115,7 @@ def layer_heatmap(layers: pd.DataFrame, *, measures: Sequence[str] | None = None
     Raises:
         BadOption: a column is absent, or no value is there to draw.
     """
-    _require(layers, ["layer", *(measures or ())])
+    _require(layers, ["layer", "tower", "group", *(measures or ())])
     chosen = list(measures or (name for name in HEATMAP_MEASURES if name in layers))
     values = layers[chosen].to_numpy(dtype=float).T
     values = np.where(np.isfinite(values), values, np.nan)
@@ -133,7 +146,7 @@ def layer_heatmap(layers: pd.DataFrame, *, measures: Sequence[str] | None = None
 
 
 def layer_profile(layers: pd.DataFrame, measure: str = "exchange_asymmetry", *, ax: Axes | None = None) -> Axes:
-    """One neuron measure through the layers: median, 5-95 % band, energy-weighted mean, and its null if it has one.
+    """One neuron measure through the layers: mean, median, 5-95 % band, energy-weighted mean, and its null if it has one.
 
     Args:
         layers: the layer frame.
@@ -143,26 +156,51 @@ def layer_profile(layers: pd.DataFrame, measure: str = "exchange_asymmetry", *, 
     Raises:
         BadOption: the frame has no such measure, or all its values are missing.
     """
-    columns = {statistic: f"{measure}_{statistic}" for statistic in ("median", "q05", "q95")}
-    _require(layers, ["layer", *columns.values()])
-    if layers[columns["median"]].isna().all():
+    columns = {statistic: f"{measure}_{statistic}" for statistic in ("mean", "median", "q05", "q95")}
+    _require(layers, ["layer", "tower", "group", *columns.values()])
+    if layers[columns["mean"]].isna().all():
         raise BadOption(f"every value of {measure} is missing: there is nothing to draw")
     ax = _axes(ax, (8.0, 3.2))
-    position = np.arange(len(layers))
     colour = sns.color_palette()[0]
-    ax.fill_between(
-        position, layers[columns["q05"]], layers[columns["q95"]], color=colour, alpha=0.2, lw=0, label="5-95 %"
-    )
+    band = [layers[columns[end]].to_numpy(dtype=float) for end in ("q05", "q95")]
+    ax.fill_between(np.arange(len(layers)), *band, color=colour, alpha=0.18, lw=0, label="5-95 %")
     # not seaborn's lineplot: it draws across layers that are missing
-    ax.plot(position, layers[columns["median"]].to_numpy(), color=colour, marker=".", label="median")
-    for column, style, label in (
-        (f"{measure}_weighted", "--", "weighted by output energy"),
-        (f"{measure}_null_mean", ":", "mean of mismatched pairs"),
-        (f"{measure}_output", "-.", "of the layer's output"),
+    for column, style, width, line_colour, label in (
+        (columns["mean"], ".-", 1.5, colour, "mean"),
+        (columns["median"], "-", 0.8, colour, "median"),
+        (f"{measure}_weighted", "--", 1.0, "black", "mean weighted by output energy"),
+        (f"{measure}_null_mean", ":", 1.4, "black", "mean of mismatched pairs"),
+        (f"{measure}_output", "-.", 1.0, "black", "of the layer's output"),
     ):
         if column in layers and layers[column].notna().any():
-            ax.plot(position, layers[column], style, color="black", lw=1.2, label=label)
+            values = layers[column].to_numpy(dtype=float)
+            ax.plot(np.arange(len(layers)), values, style, color=line_colour, lw=width, label=label)
     ax.set_ylabel(measure)
+    return _finish_lines(ax, layers)
+
+
+def layer_lines(layers: pd.DataFrame, columns: Sequence[str], *, ax: Axes | None = None) -> Axes:
+    """Columns of the layer frame as lines through the layers, on one axis.
+
+    Args:
+        layers: the layer frame.
+        columns: of it, of one kind.
+        ax: where to draw.
+
+    Raises:
+        BadOption: a column is absent, or all values are missing.
+    """
+    _require(layers, ["layer", "tower", "group", *columns])
+    if layers[list(columns)].isna().to_numpy().all():
+        raise BadOption(f"every value of {', '.join(columns)} is missing: there is nothing to draw")
+    ax = _axes(ax, (8.0, 3.2))
+    for column, colour in zip(columns, sns.color_palette("colorblind", len(columns)), strict=True):
+        ax.plot(np.arange(len(layers)), layers[column].to_numpy(dtype=float), ".-", color=colour, label=column)
+    ax.set_ylim(bottom=0)
+    return _finish_lines(ax, layers)
+
+
+def _finish_lines(ax: Axes, layers: pd.DataFrame) -> Axes:
     ax.legend(fontsize="small", frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     ax.margins(x=0.01)
     _label_layers(ax, layer_labels(layers))
@@ -195,24 +233,35 @@ def phase_diagram(frame: pd.DataFrame | None = None, *, activation: str | None =
     levels = [
         level for level in (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4) if level < values.max()
     ]
-    ax.contourf(
-        scale, rho, values, levels=[0, *levels, 1], cmap="Greys", alpha=0.55, vmin=0, vmax=max(values.max(), 0.05) * 1.5
-    )
+    ax.contourf(scale, rho, values, levels=[0, *levels, 1], cmap="Greys", alpha=0.4, norm=PowerNorm(0.5, 0, 0.6))
     if levels:
         lines = ax.contour(scale, rho, values, levels=levels, colors="0.35", linewidths=0.6)
         ax.clabel(lines, fontsize=7, fmt="%g")
     ax.set_xscale("log")
     if x is not None and by_layer is None:
-        sns.histplot(x=x, y=y, ax=ax, bins=90, log_scale=(True, False), cmap="viridis", pthresh=0.0, cbar=True,
-                     cbar_kws={"label": "neurons"}, norm=LogNorm(), vmin=None, vmax=None)  # fmt: skip
+        _density(ax, x, y, (True, False))
     elif x is not None:
-        points = ax.scatter(x, y, c=by_layer, cmap="viridis", s=34, edgecolor="white", linewidth=0.6, zorder=3)
         ax.plot(x, y, color="0.3", lw=0.5, zorder=2)
+        points = ax.scatter(x, y, c=by_layer, cmap="viridis", s=34, edgecolor="white", linewidth=0.6, zorder=3)
         ax.figure.colorbar(points, ax=ax, label="layer")
+        for position in sorted({0, len(x) - 1, int(x.argmin()), int(x.argmax()), int(y.argmax())}):
+            ax.annotate(
+                str(by_layer[position]),
+                (x[position], y[position]),
+                xytext=(5, 4),
+                textcoords="offset points",
+                fontsize=8,
+            )
     top = 1.0 if y is None or y.max() > 0.45 else 0.5  # medians of layers crowd at the bottom
     ax.set(xlim=(low, high), ylim=(0, top), xlabel="gate scale  s = |q|", ylabel="ρ = |cos(q, k)|")
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.set_title(f"exchange asymmetry of {activation} neurons", fontsize="medium")
+    tends = gp_activation(activation)
+    for end, position, align in ((tends.small, 0.01, "left"), (tends.large, 0.99, "right")):
+        name = end and {"linear": "bilinear", "relu": "ReLU"}.get(end.activation)
+        if name:
+            arrow = f"← {name}" if align == "left" else f"{name} →"
+            ax.text(position, 0.985, arrow, transform=ax.transAxes, ha=align, va="top", fontsize=9, style="italic")
     return ax
 
 
@@ -240,6 +289,16 @@ def _placed(frame: pd.DataFrame | None) -> tuple[np.ndarray | None, np.ndarray |
     return x, y, known["layer"].to_numpy() if by_layer else None
 
 
+def _density(ax: Axes, x: np.ndarray, y: np.ndarray, logarithmic: tuple[bool, bool]) -> None:
+    """Numbers of neurons in the plane, on a logarithmic colour scale that has two ends whatever the numbers are."""
+    axes = [np.log10(values) if log else values for values, log in zip((x, y), logarithmic, strict=True)]
+    most = np.histogram2d(*axes, bins=_BINS)[0].max()
+    sns.histplot(
+        x=x, y=y, ax=ax, bins=_BINS, log_scale=logarithmic, cmap="viridis", cbar=True,
+        cbar_kws={"label": "neurons"}, norm=LogNorm(1, max(2.0, most)), vmin=None, vmax=None,
+    )  # fmt: skip
+
+
 def neuron_scatter(
     neurons: pd.DataFrame, x: str = "abs_cos_qk", y: str = "cos_kv", *, hue: str = "layer", ax: Axes | None = None
 ) -> Axes:
@@ -254,8 +313,12 @@ def neuron_scatter(
     Raises:
         BadOption: a column is absent, or no neuron has both values.
     """
-    _require(neurons, [x, y, hue])
-    known = neurons[np.isfinite(neurons[x].astype(float)) & np.isfinite(neurons[y].astype(float))]
+    _require(neurons, [x, y])
+    if hue not in neurons:
+        raise BadOption(f"the frame has no column {hue!r}", hint="Pass report.neurons as it is")
+    known = neurons[
+        np.isfinite(neurons[x].astype(float)) & np.isfinite(neurons[y].astype(float)) & neurons[hue].notna()
+    ]
     logarithmic = {name: name.endswith(("norm", "gain", "ratio", "risk", "energy")) for name in (x, y)}
     for name in (x, y):
         if logarithmic[name]:
@@ -264,11 +327,7 @@ def neuron_scatter(
         raise BadOption(f"no neuron has both {x} and {y}: there is nothing to draw")
     ax = _axes(ax, (6.0, 4.6))
     if len(known) > 20_000:
-        sns.histplot(
-            x=known[x].astype(float), y=known[y].astype(float), ax=ax, bins=120, cmap="viridis", cbar=True,
-            log_scale=(logarithmic[x], logarithmic[y]), norm=LogNorm(), vmin=None, vmax=None,
-            cbar_kws={"label": "neurons"},
-        )  # fmt: skip
+        _density(ax, *(known[name].to_numpy(dtype=float) for name in (x, y)), (logarithmic[x], logarithmic[y]))
     else:
         sns.scatterplot(
             data=known, x=x, y=y, hue=hue, palette="viridis" if known[hue].dtype.kind in "iuf" else None, s=6,
@@ -301,7 +360,7 @@ def class_bars(layers: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         BadOption: the frame has no class columns, or all are missing.
     """
     columns = {name: class_column(name) for name in IO_CLASSES}
-    _require(layers, ["layer", *columns.values()])
+    _require(layers, ["layer", "tower", "group", *columns.values()])
     values = layers[list(columns.values())].astype(float)
     if values.isna().to_numpy().all():
         raise BadOption("every input-output class is missing: there is nothing to draw")

@@ -5,9 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from .activations import activation
-from .measures.gaussian import gaussian_table
-
 
 def findings(layers: pd.DataFrame, neurons: pd.DataFrame) -> list[str]:
     """Sentences about the model, each with its numbers; what is missing is said to be missing.
@@ -32,32 +29,43 @@ def findings(layers: pd.DataFrame, neurons: pd.DataFrame) -> list[str]:
 
 
 def _span(values: pd.Series, form: str = ".3g") -> str:
-    return f"{values.min():{form}} to {values.max():{form}}"
+    low, high = f"{values.min():{form}}", f"{values.max():{form}}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _regime(layers: pd.DataFrame, neurons: pd.DataFrame) -> str:
-    names = layers["activation"].dropna().unique()
-    scale = layers["query_norm_median"]
-    if len(names) != 1 or layers["exchange_asymmetry_mean"].isna().all():
+    scale, ratio = layers["query_norm_median"], layers["exchange_asymmetry_relu_ratio"]
+    if scale.isna().all():
+        return ""
+    if layers["exchange_asymmetry_mean"].isna().all():
         return (
             f"The gate rows have norms of {_span(scale)} (medians of layers); the neurons' function was not measured."
         )
-    text = (
-        f"Gate scale: with a pre-activation of standard deviation s = |q|, the layers have medians of s between "
-        f"{scale.min():.3g} (layer {layers.loc[scale.idxmin(), 'layer']}) and {scale.max():.3g} "
-        f"(layer {layers.loc[scale.idxmax(), 'layer']})"
+    mean = neurons["exchange_asymmetry"].mean()
+    text = f"Exchanging gate and up changes the sign of {_percent(mean)} of a neuron's energy on Gaussian input"
+    if ratio.isna().all():
+        return text + "."
+    whole = np.average(ratio.dropna(), weights=layers.loc[ratio.notna(), "n_neurons"])
+    place = "near the bilinear end" if whole < 0.25 else "near the ReLU end" if whole > 0.75 else "between the two ends"
+    where = f" (layers: {_percents(ratio)}; lowest in {_layer(layers, ratio.idxmin())})" if len(layers) > 1 else ""
+    return (
+        f"{text}: {_percent(whole)} of what it would be for ReLU gates with the same directions{where}. On that scale, 0 % "
+        f"bilinear and 100 % ReGLU, the model is {place}. Gates work at a scale s = |q| of {_span(scale)} (medians of "
+        "layers): far below 1 they are linear, far above 1 a ReLU."
     )
-    large = activation(names[0]).large
-    if large is None or large.activation != "relu":
-        return text + f", mean exchange asymmetry {layers['exchange_asymmetry_mean'].mean():.3f}."
-    known = neurons[neurons["exchange_asymmetry"].notna()]
-    relu = gaussian_table("relu")(np.full(len(known), np.inf), known["abs_cos_qk"].to_numpy(dtype=float))
-    share = known["exchange_asymmetry"].mean() / relu["exchange_asymmetry"].mean()
-    place = "near the bilinear end" if share < 0.25 else "near the ReLU end" if share > 0.75 else "between the two ends"
-    return text + (
-        f". Their neurons are {known['exchange_asymmetry'].mean():.3f} asymmetric under exchange of gate and up, "
-        f"{share:.0%} of what ReLU neurons with the same directions would be: {place} (0 % bilinear, 100 % ReLU)."
-    )
+
+
+def _percent(value: float) -> str:
+    return f"{value:.0%}".replace("%", " %")
+
+
+def _percents(values: pd.Series) -> str:
+    low, high = _percent(values.min()), _percent(values.max())
+    return low if low == high else f"{low} to {high}"
+
+
+def _layer(layers: pd.DataFrame, index: int) -> str:
+    return f"layer {layers.loc[index, 'layer']}"
 
 
 def _bilinear(layers: pd.DataFrame) -> str:
@@ -65,9 +73,10 @@ def _bilinear(layers: pd.DataFrame) -> str:
     if share.isna().all():
         return ""
     return (
-        f"The product of the two branches, a rank-1 bilinear unit, carries {share.mean():.0%} of a neuron's energy on "
-        f"Gaussian input (layers: {share.min():.0%} to {share.max():.0%}); {layers['linear_share_mean'].mean():.0%} are "
-        f"linear in the up branch and {layers['residual_share_mean'].mean():.0%} are neither."
+        f"The product of the two branches, a rank-1 bilinear unit, carries {_percent(share.mean())} of a neuron's energy "
+        f"(50 % in a ReLU neuron, 100 % in a bilinear one; layers: {_percents(share)}). "
+        f"{_percent(layers['linear_share_mean'].mean())} is linear in the up branch (ReLU: about 32 %), "
+        f"{_percent(layers['residual_share_mean'].mean())} neither (ReLU: about 18 %)."
     )
 
 
@@ -75,10 +84,10 @@ def _output(layers: pd.DataFrame) -> str:
     value, error = layers["exchange_asymmetry_output"], layers["exchange_asymmetry_output_se"]
     if value.isna().all():
         return ""
-    top = value.idxmax()
+    most = f", most in {_layer(layers, value.idxmax())}" if len(layers) > 1 else ""
     return (
-        f"The outputs of whole layers are {_span(value)} asymmetric under exchange, most in layer "
-        f"{layers.loc[top, 'layer']} (standard error at most {error.max():.2g})."
+        f"As whole vectors, the outputs of the layers have an exchange asymmetry of {_span(value)}{most} (standard error at "
+        f"most {error.max():.2g})."
     )
 
 
@@ -88,13 +97,13 @@ def _dominated(layers: pd.DataFrame, neurons: pd.DataFrame) -> str:
     if share.isna().all():
         return ""
     if alone.empty:
-        return f"No single neuron carries more than {share.max():.0%} of a layer's output energy."
+        return f"No single neuron carries more than {_percent(share.max())} of a layer's output energy."
     named = []
     for _, row in alone.head(4).iterrows():
         here = neurons[(neurons["layer"] == row["layer"]) & (neurons["tower"] == row["tower"])]
         named.append(
             f"layer {row['layer']} (neuron {here.loc[here['output_energy'].idxmax(), 'neuron']}, "
-            f"{row['output_energy_top_share']:.0%})"
+            f"{_percent(row['output_energy_top_share'])})"
         )
     more = f" and {len(alone) - 4} more" if len(alone) > 4 else ""
     return (
@@ -105,13 +114,14 @@ def _dominated(layers: pd.DataFrame, neurons: pd.DataFrame) -> str:
 
 def _alignment(layers: pd.DataFrame) -> str:
     mean, null, effect = (layers[f"abs_cos_qk{part}"] for part in ("_mean", "_null_mean", "_effect"))
-    if mean.isna().all():
+    if mean.isna().all() or null.isna().all():
         return ""
     above = int((effect > 0.2).sum())
     return (
         f"Gate and up rows of one neuron have |cos| of {mean.mean():.3f} on average, mismatched rows of the same layers "
         f"{null.mean():.3f}, isotropic ones {layers['abs_cos_qk_null_isotropic_mean'].mean():.3f}; in {above} of "
-        f"{len(layers)} layers the neurons stand more than 0.2 standard deviations above the mismatched ones."
+        f"{len(layers)} layers the mean lies above the mismatched ones by more than 0.2 of their standard deviation (a small "
+        "effect)."
     )
 
 
@@ -120,10 +130,14 @@ def _writing(layers: pd.DataFrame) -> str:
     if cosine.isna().all():
         return ""
     high, low = cosine.idxmax(), cosine.idxmin()
-    return (
-        f"What neurons write follows what their up branch reads most in layer {layers.loc[high, 'layer']} (mean cos(k, v) "
-        f"{cosine[high]:+.2f}) and opposes it most in layer {layers.loc[low, 'layer']} ({cosine[low]:+.2f})."
-    )
+    most, least = (f"{_layer(layers, index)} ({cosine[index]:+.2f})" for index in (high, low))
+    if len(layers) == 1:
+        return f"What neurons write has a mean cos(k, v) of {cosine[high]:+.2f} with what their up branch reads."
+    if cosine[low] >= 0:
+        return f"In every layer neurons write along what their up branch reads, by mean cos(k, v) most in {most}, least in {least}."
+    if cosine[high] <= 0:
+        return f"In every layer neurons write against what their up branch reads, by mean cos(k, v) most in {least}, least in {most}."
+    return f"Neurons write along what their up branch reads most in {most}, and against it most in {least}, by mean cos(k, v)."
 
 
 def _ranks(layers: pd.DataFrame) -> str:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from .activations import activation
+from .measures.gaussian import gaussian_table
 from .measures.io_classes import IO_CLASSES, IO_SWEEP, io_class
 from .measures.nulls import NULL_MEASURES, isotropic_null
 from .measures.registry import NEURON_MEASURES, STATISTICS
@@ -82,7 +84,7 @@ def neuron_frame(model: str, result: LayerResult) -> pd.DataFrame:
     for name in FLAGS:
         for neuron in np.flatnonzero(result.flags[name]):
             flags[neuron] = f"{flags[neuron]},{name}" if flags[neuron] else name
-    columns["flags"] = pd.array(flags, dtype="string")
+    columns["flag"] = pd.array(flags, dtype="string")
     return pd.DataFrame(columns)
 
 
@@ -144,6 +146,7 @@ def layer_row(model: str, results: Sequence[LayerResult]) -> dict[str, object]:
         row |= {f"{name}_{statistic}": value for statistic, value in statistics(neurons[name], weights).items()}
     for name in NULL_MEASURES:
         row |= _null_columns(name, row[f"{name}_mean"], [r.nulls[name] for r in results], first.d_model)
+    row["exchange_asymmetry_relu_ratio"] = _relu_ratio(neurons, first.activation)
     row["output_energy_top_share"] = _top_share(weights)
     classes = neurons["io_class"]
     known = classes >= 0
@@ -158,6 +161,20 @@ def layer_row(model: str, results: Sequence[LayerResult]) -> dict[str, object]:
 def class_column(name: str) -> str:
     """Layer column with the fraction of neurons in an input-output class."""
     return f"io_class_{name.replace(' ', '_')}"
+
+
+def _relu_ratio(neurons: dict[str, np.ndarray], name: str | None) -> float:
+    """Mean exchange asymmetry over what it would be if every gate were a ReLU: 0 bilinear, 1 ReLU.
+
+    Missing for gates that do not tend to a ReLU.
+    """
+    act = None if name is None else activation(name)
+    known = np.isfinite(neurons["exchange_asymmetry"])
+    if act is None or not known.any() or not (act.name == "relu" or (act.large and act.large.activation == "relu")):
+        return np.nan
+    relu = gaussian_table("relu")(np.ones(known.sum()), neurons["abs_cos_qk"][known])["exchange_asymmetry"].mean()
+    # where gate and up coincide both are 0, and their ratio is noise
+    return float(neurons["exchange_asymmetry"][known].mean() / relu) if relu > 1e-6 else np.nan
 
 
 def _top_share(energy: np.ndarray) -> float:

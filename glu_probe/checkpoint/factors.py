@@ -46,11 +46,13 @@ class FactorReader:
         return wanted
 
     def load(self, site: Site, rules: TowerRules, room: Room = fresh) -> GatedLayer:
-        """Read one MLP into the given room. Float32, or float64 where the file has that."""
-        gate, up = self._gate_and_up(site, room)
-        value = self._columns(site.tensors["down"], room)
+        """Read one MLP into the given room. All of it in float32, or in float64 where a matrix of it is that."""
+        matrices = {self._source.infos()[site.tensors[role]].dtype for role in ("gate", "up", "down")}
+        dtype = torch.float64 if "F64" in matrices else torch.float32
+        gate, up = self._gate_and_up(site, room, dtype)
+        value = self._columns(site.tensors["down"], room, dtype)
         biases = {
-            role: self._vector(site.tensors[role])
+            role: self._vector(site.tensors[role], dtype)
             for role in ("gate_bias", "up_bias", "down_bias")
             if role in site.tensors
         }
@@ -60,7 +62,7 @@ class FactorReader:
             gate, query_bias = self._fold(gate, query_bias, rules.norm, norms)
             up, key_bias = self._fold(up, key_bias, rules.norm, norms)
         if "post_norm" in norms:
-            value *= self._gain(norms["post_norm"], rules.post_norm).to(value.dtype)
+            value *= self._gain(norms["post_norm"], rules.post_norm, dtype)
         return GatedLayer(
             gate,
             up,
@@ -77,28 +79,25 @@ class FactorReader:
             norm=rules.norm_words(folded=self._options.fold_norm),
         )
 
-    def _vector(self, name: str) -> Tensor:
-        return self._source.read(name).to(self._dtype(name))
-
-    def _dtype(self, name: str) -> torch.dtype:
-        return torch.float64 if self._source.infos()[name].dtype == "F64" else torch.float32
+    def _vector(self, name: str, dtype: torch.dtype) -> Tensor:
+        return self._source.read(name).to(dtype)
 
     def _rows(self, name: str, first: int, out: Tensor) -> Tensor:
         return gather(partial(self._source.read, name), first, out)
 
-    def _columns(self, name: str, room: Room) -> Tensor:
+    def _columns(self, name: str, room: Room, dtype: torch.dtype) -> Tensor:
         """The transpose of a matrix: its columns as rows."""
         rows, width = self._source.infos()[name].shape
-        return gather_transposed(partial(self._source.read, name), room("down", (width, rows), self._dtype(name)))
+        return gather_transposed(partial(self._source.read, name), room("down", (width, rows), dtype))
 
-    def _gate_and_up(self, site: Site, room: Room) -> tuple[Tensor, Tensor]:
+    def _gate_and_up(self, site: Site, room: Room, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         names, shape = (site.tensors["gate"], site.tensors["up"]), (site.d_mlp, site.d_model)
         if site.fused == "interleaved":
-            both = self._rows(names[0], 0, room("both", (2 * site.d_mlp, site.d_model), self._dtype(names[0])))
+            both = self._rows(names[0], 0, room("both", (2 * site.d_mlp, site.d_model), dtype))
             return both[0::2].contiguous(), both[1::2].contiguous()
         first = {None: (0, 0), "gate-first": (0, site.d_mlp), "up-first": (site.d_mlp, 0)}[site.fused]
         gate, up = (
-            self._rows(name, start, room(role, shape, self._dtype(name)))
+            self._rows(name, start, room(role, shape, dtype))
             for role, name, start in zip(("gate", "up"), names, first, strict=True)
         )
         return gate, up
@@ -123,8 +122,8 @@ class FactorReader:
     def _beside(self, site: Site, norm: Norm, kind: str) -> str | None:
         return self._inventory.beside(site, self._module(norm), kind)
 
-    def _gain(self, name: str, norm: Norm) -> Tensor:
-        weight = self._vector(name)
+    def _gain(self, name: str, norm: Norm, dtype: torch.dtype) -> Tensor:
+        weight = self._vector(name, dtype)
         return 1 + weight if norm.weight == "offset" else weight
 
     def _fold(
@@ -132,12 +131,15 @@ class FactorReader:
     ) -> tuple[Tensor, Tensor | None]:
         """Rows and constants that act on the normalised stream as the stored ones act on the norm's output."""
         if "norm_bias" in names:
-            constant = matrix @ self._vector(names["norm_bias"]).to(matrix.dtype)
+            constant = matrix @ self._vector(names["norm_bias"], matrix.dtype)
             bias = constant if bias is None else bias + constant
         if "norm" in names:
-            matrix *= self._gain(names["norm"], norm).to(matrix.dtype)
+            matrix *= self._gain(names["norm"], norm, matrix.dtype)
         if norm.kind == "layer":  # x has mean 0: what a row has along the ones direction never acts
+            before = matrix.norm(dim=1, keepdim=True)
             matrix -= matrix.mean(dim=1, keepdim=True)
+            # what rounding leaves of a row along that direction is no row
+            matrix *= matrix.norm(dim=1, keepdim=True) > 1e-6 * before
         return matrix, bias
 
 

@@ -245,7 +245,8 @@ def translated(repo: str, revision: str | None) -> Iterator[None]:
     except Exception as error:
         # A network library's error, or whatever an answer that is not the hub's makes the client stumble over.
         raise HubUnavailable(
-            f"the hub at {constants.ENDPOINT} cannot be reached or gave no usable answer ({type(error).__name__})",
+            f"there is no such path here, and the hub at {constants.ENDPOINT} cannot be reached or gave no usable answer "
+            f"({type(error).__name__})",
             where=where,
             hint="Check the network, HF_ENDPOINT and HF_TOKEN, or set HF_HUB_OFFLINE=1 to use what is in the cache",
         ) from None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ..errors import LayoutUnknown, NoExpertsMapped, ShapeMismatch
+from ..neurons import expert_group
 from .families import (
     FUSED_NAMES,
     FUSED_ORDERS,
@@ -55,6 +56,11 @@ class Site:
     d_mlp: int
     d_model: int
     extras: tuple[str, ...] = ()
+
+    @property
+    def group(self) -> str:
+        """Kind of MLP this is: "dense", "routed" or "shared"."""
+        return expert_group(self.expert)
 
     @property
     def where(self) -> str:

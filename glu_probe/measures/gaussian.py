@@ -173,13 +173,14 @@ def gaussian_quadrature(
 
     Args:
         act: the gate.
-        query_scale, key_scale: standard deviations |q|, |k| of a and b, > 0.
+        query_scale, key_scale: standard deviations |q|, |k| of a and b, >= 0; with scale 0 a mean must not be 0.
         rho: their correlation cos(q, k), in [-1, 1]; the canonical gauge is taken here.
         query_mean, key_mean: their means, i.e. the biases.
 
     Returns:
         The measures of `GAUSSIAN_MEASURES`, each [neuron], and `energy` = E[(S(a) b)^2] for b as given
-        (before the gauge). Absolute error below 1e-6; float64.
+        (before the gauge). Absolute error below 1e-6, for exchange with biases and |rho| beyond 0.99 below 1e-5
+        (tanh and sigmoid 3e-5), where the remainder of the series is bounded and not computed; float64.
     """
     act = activation(act)
     scale_a, scale_b, rho, mean_a, mean_b = (
@@ -187,6 +188,8 @@ def gaussian_quadrature(
         for part in np.broadcast_arrays(query_scale, key_scale, rho, query_mean, key_mean)
     )
     rms_a, rms_b = np.hypot(mean_a, scale_a), np.hypot(mean_b, scale_b)
+    # a branch that is constant is one that hardly varies
+    scale_a, scale_b = np.maximum(scale_a, 1e-9 * rms_a), np.maximum(scale_b, 1e-9 * rms_b)
     gauge = rms_a / rms_b * np.where(rho * scale_a * scale_b + mean_a * mean_b < 0, -1.0, 1.0)
     signed_rho, mean_b, scale_b = rho * np.sign(gauge), mean_b * gauge, scale_b * np.abs(gauge)
     # A negative correlation is left when the means decide the sign: the series alternates, nothing else changes.
@@ -274,6 +277,7 @@ class GaussianTable:
             out["energy"] = np.exp(out["energy"] + growth)
         for name in GAUSSIAN_MEASURES:
             out[name] = np.clip(out[name], 0.0, 1.0)
+        out["exchange_asymmetry"][rho == 1] = 0.0  # both branches are the same
         if act.linear:  # the bilinear neuron itself, exactly
             out |= {name: np.where(np.isnan(rho), np.nan, 0.0) for name in GAUSSIAN_MEASURES}
             out["bilinear_share"] = out["bilinear_share"] + 1.0
@@ -285,10 +289,14 @@ class GaussianTable:
         return out
 
 
-@functools.cache
-def gaussian_table(name: str) -> GaussianTable:
+def gaussian_table(act: Activation | str) -> GaussianTable:
     """The table of an activation, built once a process (a fraction of a second)."""
-    return GaussianTable(activation(name))
+    return _table(activation(act))
+
+
+@functools.cache
+def _table(act: Activation) -> GaussianTable:
+    return GaussianTable(act)
 
 
 def gaussian_measures(act: Activation | str, scale: object, rho: object) -> pd.DataFrame:
@@ -312,9 +320,10 @@ def gaussian_measures(act: Activation | str, scale: object, rho: object) -> pd.D
     import pandas as pd
 
     act = activation(act)
-    scale, rho = (
-        np.array(part, dtype=float).ravel() for part in np.broadcast_arrays(np.asarray(scale), np.asarray(rho))
-    )
+    try:
+        scale, rho = (part.ravel() for part in np.broadcast_arrays(_floats(scale), _floats(rho)))
+    except (TypeError, ValueError) as error:
+        raise BadOption(f"scale and rho must be numbers of shapes that go together ({error})") from None
     if (scale < 0).any():
         raise BadOption(f"scale is {scale.min()}, but it is a standard deviation", hint="Give values >= 0")
     if ((rho < 0) | (rho > 1)).any():
@@ -322,5 +331,11 @@ def gaussian_measures(act: Activation | str, scale: object, rho: object) -> pd.D
             "rho must lie in [0, 1]",
             hint="It is |cos(q, k)|: the sign is a choice of coordinates, fixed by the canonical gauge",
         )
-    values = gaussian_table(act.name)(scale, rho)
+    values = gaussian_table(act)(scale, rho)
     return pd.DataFrame({"scale": scale, "rho": rho} | {name: values[name] for name in GAUSSIAN_MEASURES})
+
+
+def _floats(values: object) -> np.ndarray:
+    if isinstance(values, torch.Tensor):
+        values = values.detach().double().numpy()
+    return np.array(values, dtype=float)

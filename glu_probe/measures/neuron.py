@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from jaxtyping import Float
 
 from ..neurons import GatedLayer
@@ -36,7 +37,7 @@ def neuron_measures(layer: GatedLayer, products: RowProducts) -> dict[str, Array
     out |= functional(layer, np.sqrt(products.qq), np.sqrt(products.kk), signed_cosine(products))
     out["output_energy"] = out.pop("energy") * products.vv
     out["io_class"] = io_class(out["abs_cos_qk"], out["cos_kv"], out["cos_qv"])
-    absent = padded(products) | non_finite(products)
+    absent = padded(products) | non_finite(layer, products)
     for name, values in out.items():
         if name != "io_class":
             values[absent] = np.nan
@@ -74,21 +75,22 @@ def functional(layer: GatedLayer, query_norm: Array, key_norm: Array, cos_qk: Ar
 
     Neurons without biases come from the activation's table, those with are integrated one by one.
     """
-    missing = np.full_like(query_norm, np.nan)
-    defined = np.isfinite(cos_qk) & (query_norm > 0) & (key_norm > 0)
+    out = {name: np.full_like(query_norm, np.nan) for name in (*GAUSSIAN_MEASURES, "energy")}
+    biased = layer.query_bias is not None or layer.key_bias is not None
+    bias_q, bias_k = (
+        np.zeros(layer.d_mlp) if bias is None else bias.double().numpy() for bias in (layer.query_bias, layer.key_bias)
+    )
+    # a row of zeros with a bias is a constant branch, and as such has a function
+    defined = np.isfinite(query_norm + key_norm + bias_q + bias_k)
+    defined &= (np.abs(query_norm) + np.abs(bias_q) > 0) & (np.abs(key_norm) + np.abs(bias_k) > 0)
     if layer.functional_note() is not None or not defined.any():
-        return {name: missing.copy() for name in (*GAUSSIAN_MEASURES, "energy")}
-    out = {name: missing.copy() for name in (*GAUSSIAN_MEASURES, "energy")}
-    q, k, rho = query_norm[defined], key_norm[defined], cos_qk[defined]
-    if layer.query_bias is None and layer.key_bias is None:
-        values = gaussian_table(layer.activation.name)(q, np.abs(rho))
-        values["energy"] = values["energy"] * k * k
-    else:
-        bias_q, bias_k = (
-            np.zeros(layer.d_mlp) if bias is None else bias.double().numpy()
-            for bias in (layer.query_bias, layer.key_bias)
-        )
+        return out
+    q, k, rho = query_norm[defined], key_norm[defined], np.nan_to_num(cos_qk[defined])
+    if biased:
         values = gaussian_quadrature(layer.activation, q, k, rho, bias_q[defined], bias_k[defined])
+    else:
+        values = gaussian_table(layer.activation)(q, np.abs(rho))
+        values["energy"] = values["energy"] * k * k
     for name, array in out.items():
         array[defined] = values[name]
     return out
@@ -102,13 +104,17 @@ def padded(products: RowProducts) -> np.ndarray:
     return (products.qq == 0) & (products.kk == 0) & (products.vv == 0)
 
 
-def non_finite(products: RowProducts) -> np.ndarray:
-    """Neurons with a NaN or an infinity in a row. [d_mlp] bool."""
-    return ~(np.isfinite(products.qq) & np.isfinite(products.kk) & np.isfinite(products.vv))
+def non_finite(layer: GatedLayer, products: RowProducts) -> np.ndarray:
+    """Neurons with a NaN or an infinity in a row or a bias. [d_mlp] bool."""
+    finite = np.isfinite(products.qq) & np.isfinite(products.kk) & np.isfinite(products.vv)
+    for bias in (layer.query_bias, layer.key_bias):
+        if bias is not None:
+            finite &= bias.isfinite().numpy()
+    return ~finite
 
 
 def duplicated(layer: GatedLayer, products: RowProducts) -> np.ndarray:
-    """Neurons whose gate and up rows another neuron of the layer has exactly, so that both act as one. [d_mlp] bool.
+    """Neurons whose gate and up rows (and biases) another neuron of the layer has exactly: both act as one. [d_mlp] bool.
 
     Equal rows have equal inner products: candidates are found by those, and the rows compared.
     """
@@ -116,11 +122,12 @@ def duplicated(layer: GatedLayer, products: RowProducts) -> np.ndarray:
     _, inverse, counts = np.unique(key, axis=0, return_inverse=True, return_counts=True)
     inverse = inverse.ravel()
     out = np.zeros(layer.d_mlp, dtype=bool)
-    dead = padded(products) | non_finite(products)
+    dead = padded(products) | non_finite(layer, products)
     candidates = np.flatnonzero((counts[inverse] > 1) & ~dead)
     for group in np.unique(inverse[candidates]):
         members = candidates[inverse[candidates] == group]
-        rows = np.concatenate([layer.query[members].numpy(), layer.key[members].numpy()], axis=1)
+        biases = [bias[members, None] for bias in (layer.query_bias, layer.key_bias) if bias is not None]
+        rows = torch.cat([layer.query[members], layer.key[members], *biases], dim=1).numpy()
         _, which, repeats = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
         out[members] = repeats[which.ravel()] > 1
     return out
@@ -134,6 +141,6 @@ def flags(layer: GatedLayer, products: RowProducts) -> dict[str, np.ndarray]:
         "zero_up": (products.kk == 0) & ~padding,
         "zero_down": (products.vv == 0) & ~padding,
         "padded": padding,
-        "non_finite": non_finite(products),
+        "non_finite": non_finite(layer, products),
         "duplicated": duplicated(layer, products),
     }

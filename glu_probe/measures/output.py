@@ -14,7 +14,7 @@ from .products import RowProducts
 _ROWS = 256
 _COST = 2_000_000_000  # sample x weight products spent on a layer by default
 _SINGLE = 8_000_000  # weights of one matrix beyond which float32 does: the sampling error is a thousand times larger
-_IN_RANGE = 1e24  # squared norms up to which products of three factors stay within float32
+_IN_RANGE = (1e-12, 1e12)  # squared norms between which products of three factors stay well within float32
 
 
 def default_samples(layer: GatedLayer) -> int:
@@ -48,8 +48,10 @@ def output_asymmetry(
     if layer.functional_note() is not None or not usable.any():
         return {name + suffix: math.nan for name in names for suffix in ("", "_se")}
     small = layer.d_mlp * layer.d_model <= _SINGLE
-    largest = max(part[usable].max() for part in (products.qq, products.kk, products.vv))
-    dtype = torch.float64 if small or largest > _IN_RANGE else torch.float32
+    squares = np.concatenate([part[usable] for part in (products.qq, products.kk, products.vv)])
+    squares = squares[squares > 0]
+    moderate = squares.size and squares.min() > _IN_RANGE[0] and squares.max() < _IN_RANGE[1]
+    dtype = torch.float32 if moderate and not small else torch.float64
     x = torch.from_numpy(rng.standard_normal((samples, layer.d_model))).to(dtype)
     act, pick = layer.activation, torch.from_numpy(np.flatnonzero(usable))
     every = len(pick) == layer.d_mlp
@@ -66,7 +68,7 @@ def output_asymmetry(
     factors = (layer.query, layer.key, layer.value)
     for start in range(0, len(pick), _ROWS):
         rows = slice(start, min(start + _ROWS, len(pick))) if every else pick[start : start + _ROWS]
-        if every and layer.query.dtype == dtype:
+        if every and all(factor.dtype == dtype for factor in factors):
             q, k, v = (factor[rows] for factor in factors)
         else:
             q, k, v = (buffer[i, : len(gauge[rows])].copy_(factor[rows]) for i, factor in enumerate(factors))
@@ -86,5 +88,5 @@ def _ratio(name: str, plain: torch.Tensor, changed: torch.Tensor) -> dict[str, f
     if not total > 0:
         return {name: math.nan, name + "_se": math.nan}
     value = difference.mean().item() / total
-    spread = (difference - value * energy).std().item()
-    return {name: value, name + "_se": spread / (total * math.sqrt(len(energy)))}
+    spread = ((difference - value * energy) / total).std().item()
+    return {name: value, name + "_se": spread / math.sqrt(len(energy))}

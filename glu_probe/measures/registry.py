@@ -55,14 +55,14 @@ _NEURON = (
     Measure("abs_cos_qv", "neuron", "directions", "[0, 1]", ALL, "|cos(q, v)|: does the neuron write along its gate", _GS),
     Measure("cos_qv", "neuron", "directions", "[-1, 1]", ALL, "cos(q, v) times the sign of cos(q, k)", _GS),
     Measure("exchange_asymmetry", "neuron", "function", "[0, 1]", ALL,
-            "share of the neuron's energy that changes sign when gate and up are exchanged: 0 symmetric, 1/2 unrelated, "
-            "1 antisymmetric", _BRESLOW),
+            "share of the neuron's energy that changes sign when gate and up are exchanged: 0 symmetric, 1/2 if the exchanged "
+            "neuron is uncorrelated with it, 1 antisymmetric", _BRESLOW),
     Measure("scaling_asymmetry", "neuron", "function", "[0, 1]", ALL,
             "the same for (q, k) -> (2q, k/2): 0 for ReLU and for a bilinear neuron", _BRESLOW),
-    Measure("linear_share", "neuron", "function", "[0, 1]", ALL, "share of its energy that is proportional to b = k.x"),
+    Measure("linear_share", "neuron", "function", "[0, 1]", ALL, "share of its energy that is proportional to b = k.x: 0 for a bilinear neuron, about 1/3 for a ReLU"),
     Measure("bilinear_share", "neuron", "function", "[0, 1]", ALL,
-            "share that the product ab adds: how much of the neuron is a rank-1 bilinear unit", _BRESLOW),
-    Measure("residual_share", "neuron", "function", "[0, 1]", ALL, "the rest of its energy"),
+            "share that the product ab adds: 1 for a bilinear neuron, 1/2 for a ReLU whatever its directions", _BRESLOW),
+    Measure("residual_share", "neuron", "function", "[0, 1]", ALL, "the rest of its energy: 0 for a bilinear neuron, about 1/6 for a ReLU, more in between"),
     Measure("output_energy", "neuron", "function", ">= 0", ALL,
             "E[g^2]|v|^2: the neuron's mean squared output on Gaussian input, the weight of `_weighted` means"),
     Measure("outlier_risk", "neuron", "directions", ">= 0", ALL,
@@ -80,6 +80,8 @@ _LAYER = (
             "exchange_asymmetry of the whole layer's output vector on Gaussian samples", _BRESLOW),
     Measure("scaling_asymmetry_output", "layer", "function", "[0, 1]", ALL,
             "scaling_asymmetry of the whole layer's output vector on Gaussian samples", _BRESLOW),
+    Measure("exchange_asymmetry_relu_ratio", "layer", "function", ">= 0", ALL,
+            "mean exchange asymmetry over that of ReLU neurons with the same directions: 0 a bilinear layer, 1 ReGLU"),
     Measure("output_energy_top_share", "layer", "function", "[0, 1]", ALL,
             "share of the strongest neuron in the layer's output energy: near 1, the weighted figures are that neuron's"),
     *(

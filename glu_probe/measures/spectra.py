@@ -22,6 +22,7 @@ _EXACT_FLOPS = 4e9  # of the Gram matrix, d_mlp d_model^2: up to widths of about
 # batch go to different cores, and each is summed by one, so that the number of cores changes nothing.
 _LANES, _ROWS = 8, 64
 _STEPS, _TOLERANCE = 16, 1e-5
+_IN_RANGE = (1e-70, 1e70)  # squared row norms whose square roots, and their inverses, float32 holds
 
 Matrix = Float[Tensor, "d_mlp d_model"]
 
@@ -49,12 +50,13 @@ def branch_spectra(
         inverse = torch.where(square > 0, 1 / square, 0.0)
         raw, unit, left = _top_squares(matrix, square, inverse, rng)
         residual = max(residual, left)
-        frobenius = square.sum().item()
+        frobenius, directions = square.sum().item(), int((square > 0).sum())
+        raw, unit = min(raw, frobenius), min(unit, directions)  # which rounding could pass
         out[f"{name}_frobenius"] = math.sqrt(frobenius)
         out[f"{name}_spectral_norm"] = math.sqrt(raw) if raw > 0 else math.nan
         out[f"{name}_stable_rank"] = frobenius / raw if raw > 0 else math.nan
         out[f"{name}_spectral_norm_unit"] = math.sqrt(unit) if unit > 0 else math.nan
-        out[f"{name}_stable_rank_unit"] = int((square > 0).sum()) / unit if unit > 0 else math.nan
+        out[f"{name}_stable_rank_unit"] = directions / unit if unit > 0 else math.nan
     out["spectral_residual"] = residual
     return out
 
@@ -65,8 +67,12 @@ def _top_squares(matrix: Matrix, square: Tensor, inverse: Tensor, rng) -> tuple[
     if rows * width * width <= _EXACT_FLOPS:
         exact = matrix.double()
         return _gram_top(exact), _gram_top(exact * inverse.sqrt()[:, None]), 0.0
-    scale = square.max().item() or 1.0  # keeps float32 products in range whatever the storage held
-    weights = torch.stack((torch.full_like(inverse, 1 / scale), inverse)).to(matrix.dtype)
+    # Rows are scaled before they are multiplied, so that float32 products stay in range whatever the storage held.
+    scale = square.max().item() or 1.0
+    known = square[square > 0]
+    if known.numel() and (known.min() < _IN_RANGE[0] or scale > _IN_RANGE[1]):
+        matrix = matrix.double()
+    weights = torch.stack((torch.full_like(inverse, 1 / scale), inverse)).sqrt().to(matrix.dtype)
     whole = rows - rows % (_LANES * _ROWS)
     batches = matrix[:whole].view(-1, _LANES, _ROWS, width)
     batch_weights = weights[:, :whole].view(2, -1, _LANES, _ROWS).permute(1, 2, 0, 3)
@@ -75,8 +81,8 @@ def _top_squares(matrix: Matrix, square: Tensor, inverse: Tensor, rng) -> tuple[
         pair = vectors.T.to(matrix.dtype)
         lanes, total = pair.expand(_LANES, 2, width), torch.zeros(_LANES, 2, width, dtype=matrix.dtype)
         for batch, weight in zip(batches, batch_weights, strict=True):
-            total.baddbmm_(torch.bmm(lanes, batch.transpose(1, 2)) * weight, batch)
-        rest = (pair @ matrix[whole:].T) * weights[:, whole:]
+            total.baddbmm_(torch.bmm(lanes, batch.transpose(1, 2)) * weight * weight, batch)
+        rest = (pair @ matrix[whole:].T) * weights[:, whole:] * weights[:, whole:]
         return (total.double().sum(0) + (rest @ matrix[whole:]).double()).T
 
     start = torch.from_numpy(rng.standard_normal(width))

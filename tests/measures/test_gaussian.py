@@ -207,3 +207,23 @@ def test_facts_about_activations(entry):
             expected = end.coefficient * gp.activation(end.activation)(scale * z)
             away = z != 0  # at 0 itself a step has no say
             assert torch.allclose(entry(scale * z)[away], expected[away], rtol=1e-5, atol=1e-12)
+
+
+def test_inputs_of_many_kinds():
+    plain = gp.gaussian_measures("silu", [0.5, 2.0], 0.1)
+    for scale in ((0.5, 2.0), np.array([0.5, 2.0]), torch.tensor([0.5, 2.0]).bfloat16().requires_grad_()):
+        np.testing.assert_array_equal(gp.gaussian_measures("silu", scale, 0.1), plain)
+    assert gp.gaussian_measures("silu", [], 0.1).empty
+    for scale, rho in (([1.0, 2.0], [0.1, 0.2, 0.3]), ("a lot", 0.1)):
+        with pytest.raises(BadOption, match="go together"):
+            gp.gaussian_measures("silu", scale, rho)
+
+
+def test_equal_branches_are_exactly_symmetric():
+    assert (gp.gaussian_measures("silu", [0.1, 1.0, 50.0], 1.0)["exchange_asymmetry"] == 0).all()
+
+
+def test_an_activation_of_ones_own_is_not_mistaken_for_one_of_the_table():
+    own = gp.Activation("relu", "z sigmoid(z)", torch.nn.functional.silu)
+    found = gp.gaussian_measures(own, 1.0, 0.0)["exchange_asymmetry"]
+    assert found.item() == pytest.approx(0.148655, abs=1e-6)

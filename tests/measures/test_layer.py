@@ -183,3 +183,36 @@ def test_lanczos_survives_tiny_and_extreme_matrices(monkeypatch):
     assert found["gate_stable_rank"] == pytest.approx(1, rel=1e-6)
     assert math.isnan(found["down_spectral_norm"])
     assert found["down_frobenius"] == 0
+
+
+@pytest.mark.parametrize("scale", [1e-38, 1e-20, 1.0, 1e20, 1e30])
+def test_lanczos_with_one_row_of_another_size(scale, monkeypatch):
+    """A nearly dead neuron, or a huge one, in a layer too wide for the exact way."""
+    layer = random_layer(d_mlp=600, d_model=60)
+    layer = gp.GatedLayer(layer.query.float(), layer.key.float(), layer.value.float(), "silu")
+    for factor in (layer.query, layer.key, layer.value):
+        factor[7] *= scale
+    exact = branch_spectra(layer, row_products(layer), everything(layer), rng())
+    monkeypatch.setattr(spectra, "_EXACT_FLOPS", 0)
+    found = branch_spectra(layer, row_products(layer), everything(layer), rng())
+    for column, value in exact.items():
+        if column.endswith(("norm", "norm_unit", "rank", "rank_unit")):
+            assert found[column] == pytest.approx(value, rel=0.03), column
+            assert found[column] >= 1 or "rank" not in column
+
+
+@pytest.mark.parametrize("change", [
+    lambda layer: layer.key[3].mul_(1e-38),
+    lambda layer: [factor.mul_(1e-16) for factor in (layer.query, layer.key, layer.value)],
+    lambda layer: layer.query.mul_(1e15),
+])  # fmt: skip
+def test_output_asymmetry_of_large_layers_with_extreme_rows(change, monkeypatch):
+    """What would leave the range of float32 is done in float64, and agrees with it."""
+    layer = random_layer(activation="relu")
+    layer = gp.GatedLayer(layer.query.float(), layer.key.float(), layer.value.float(), "relu")
+    change(layer)
+    expected = output_asymmetry(layer, row_products(layer), everything(layer), rng(), samples=40)
+    monkeypatch.setattr(output, "_SINGLE", 0)
+    found = output_asymmetry(layer, row_products(layer), everything(layer), rng(), samples=40)
+    assert found == pytest.approx(expected)
+    assert math.isfinite(found["exchange_asymmetry_output"])

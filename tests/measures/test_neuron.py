@@ -145,3 +145,41 @@ def test_function_is_missing_with_its_reason_where_not_known():
 def test_io_classes(qk, kv, qv, expected):
     index = io_class(np.array([qk]), np.array([kv]), np.array([qv]))[0]
     assert (IO_CLASSES[index] if index >= 0 else None) == expected
+
+
+def test_biases_make_neurons_different_and_can_be_not_finite():
+    layer = random_layer(d_mlp=8, biases=True)
+    layer.query[1], layer.key[1] = layer.query[0], layer.key[0]
+    layer.query_bias[0], layer.query_bias[1] = 0.0, 5.0
+    layer.key_bias[0] = layer.key_bias[1] = 0.0
+    layer.key_bias[4] = torch.inf
+    products = row_products(layer)
+    found = flags(layer, products)
+    assert not found["duplicated"].any()
+    assert np.flatnonzero(found["non_finite"]).tolist() == [4]
+    values = neuron_measures(layer, products)
+    assert np.isnan(values["abs_cos_qk"][4])
+    assert np.isfinite(values["exchange_asymmetry"][[0, 1, 2, 3]]).all()
+    layer.query_bias[1] = 0.0
+    assert np.flatnonzero(flags(layer, products)["duplicated"]).tolist() == [0, 1]
+
+
+def test_a_zero_gate_row_with_a_bias_is_a_linear_neuron():
+    layer = random_layer(d_mlp=3, biases=True)
+    layer.query[0] = 0
+    layer.query_bias[0] = 1.3
+    layer.key_bias[0] = 0.0
+    values = measured(layer)
+    assert np.isnan(values["abs_cos_qk"][0])
+    assert values["linear_share"][0] == pytest.approx(1.0, abs=1e-6)
+    expected = (1.3 / (1 + np.exp(-1.3))) ** 2 * float((layer.key[0] ** 2).sum() * (layer.value[0] ** 2).sum())
+    assert values["output_energy"][0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_gradients_do_not_get_in_the_way():
+    layer = random_layer()
+    learning = gp.GatedLayer(*(part.clone().requires_grad_() for part in (layer.query, layer.key, layer.value)), "silu")
+    expected = gp.measure_layer(layer, samples=4).scalars
+    assert gp.measure_layer(learning, samples=4).scalars == expected
+    learning.exchange().forward(torch.ones(16, dtype=torch.float64)).sum().backward()
+    assert learning.query.grad is not None
