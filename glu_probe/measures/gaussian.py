@@ -44,6 +44,7 @@ _REACH = 10.0  # standard deviations covered; the rest weighs less than 1e-20
 _PANELS, _NODES = 24, 16  # Gauss-Legendre panels on either side of z = 0
 _ORDERS = 192  # terms of the Hermite expansion where rho is near 1
 _CHUNK = 512  # neurons integrated at once
+_TABLE_CHUNK = 16_384  # neurons interpolated at once, about 20 MB of basis functions
 
 # The table reaches far enough that the limits take over with an error below 1e-5 for every activation listed.
 _LOG_SCALE = (math.log(1e-4), math.log(1e6))
@@ -269,9 +270,13 @@ class GaussianTable:
         with np.errstate(divide="ignore"):
             log_scale = np.log(scale)
         inside = np.zeros_like(scale) if act.degree is not None else np.clip(log_scale, *_LOG_SCALE)
-        scales = _chebyshev_basis(inside, *_LOG_SCALE, self._scale_count)
-        angles = _chebyshev_basis(np.arccos(rho), 0.0, math.pi / 2, _ANGLE_NODES)
-        out = {name: np.einsum("ij,ij->i", scales @ table, angles) for name, table in self._coefficients.items()}
+        out = {name: np.empty_like(scale) for name in self._coefficients}
+        for start in range(0, len(scale), _TABLE_CHUNK):
+            part = slice(start, start + _TABLE_CHUNK)
+            scales = _chebyshev_basis(inside[part], *_LOG_SCALE, self._scale_count)
+            angles = _chebyshev_basis(np.arccos(rho[part]), 0.0, math.pi / 2, _ANGLE_NODES)
+            for name, table in self._coefficients.items():
+                out[name][part] = np.einsum("ij,ij->i", scales @ table, angles)
         with np.errstate(over="ignore", invalid="ignore"):
             growth = 0.0 if act.degree in (None, 0.0) else 2 * act.degree * log_scale
             out["energy"] = np.exp(out["energy"] + growth)

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
 import torch
 
 import glu_probe as gp
 from glu_probe.cli import main
+from glu_probe.errors import CorruptHeader
 
 from ..support import D_MLP, D_MODEL, LAYERS, llama_tensors
 
@@ -75,6 +77,16 @@ def cheap(seconds: float = 1.0, megabytes: float = 50.0):
         tracemalloc.stop()
     assert took < seconds
     assert peak < megabytes * 1e6
+
+
+def assert_corrupt(path: Path, reason: str) -> None:
+    """Opening the file is refused for that reason: quickly, in little memory, in a short message with advice."""
+    with cheap(), pytest.raises(CorruptHeader) as caught:
+        gp.open_checkpoint(path)
+    assert reason in str(caught.value)
+    assert str(caught.value).startswith(f"{path}: the header is corrupt: ")
+    assert caught.value.hint == "Download the file again"
+    assert len(str(caught.value)) < 1000
 
 
 def command_line(capsys, *arguments: object) -> tuple[int, str, str]:
