@@ -32,12 +32,12 @@ _PUBLIC = {
     "MEASURES": "measures.registry",
     "GluProbeError": "errors",
 }
-_MODULES = ("errors", "figures", "sample_models")
+_MODULES = ("conversions", "errors", "figures", "forms", "measures", "sample_models", "symmetries")
 
 __all__ = sorted([*_PUBLIC, *_MODULES, "load_report"])
 
 if TYPE_CHECKING:
-    from . import errors, figures, sample_models
+    from . import conversions, errors, figures, forms, measures, sample_models, symmetries
     from .activations import Activation, activation
     from .checkpoint.checkpoint import Checkpoint, open_checkpoint
     from .errors import GluProbeError

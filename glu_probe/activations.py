@@ -36,6 +36,7 @@ class Activation:
         function: S, element-wise on tensors of any shape and floating dtype.
         degree: p where S(c z) = c^p S(z) for every c > 0, else None. Linear is degree 1 and `linear`.
         linear: S(z)/z is constant.
+        odd: S(-z) = -S(z).
         small, large: what S tends to for |z| -> 0 and |z| -> infinity; None where S is homogeneous itself.
         aliases: other names of the same function in configs.
     """
@@ -48,6 +49,7 @@ class Activation:
     small: Limit | None = None
     large: Limit | None = None
     aliases: tuple[str, ...] = ()
+    odd: bool = False
 
     def __call__(self, z: Tensor) -> Tensor:
         """S(z), element-wise."""
@@ -103,7 +105,7 @@ ACTIVATIONS: dict[str, Activation] = {
         ),
         Activation("relu", "max(z, 0)", torch.relu, degree=1.0),
         Activation("relu2", "max(z, 0)^2", lambda z: torch.relu(z).square(), degree=2.0, aliases=("squared_relu",)),
-        Activation("linear", "z", lambda z: z, degree=1.0, linear=True, aliases=("identity",)),
+        Activation("linear", "z", lambda z: z, degree=1.0, linear=True, odd=True, aliases=("identity",)),
         Activation(
             "sigmoid",
             "1 / (1 + exp(-z)), the gate of the original GLU",
@@ -111,7 +113,7 @@ ACTIVATIONS: dict[str, Activation] = {
             small=Limit("constant", 0.5),
             large=Limit("step"),
         ),
-        Activation("tanh", "tanh(z)", torch.tanh, small=Limit("linear"), large=Limit("sign")),
+        Activation("tanh", "tanh(z)", torch.tanh, small=Limit("linear"), large=Limit("sign"), odd=True),
     )
 }
 
@@ -121,7 +123,7 @@ _ENDS: dict[str, Activation] = {
     for entry in (
         Activation("constant", "1", torch.ones_like, degree=0.0),
         Activation("step", "1 for z > 0, else 0", lambda z: (z > 0).to(z.dtype), degree=0.0),
-        Activation("sign", "sign(z)", torch.sign, degree=0.0),
+        Activation("sign", "sign(z)", torch.sign, degree=0.0, odd=True),
     )
 }
 

@@ -126,7 +126,7 @@ class GatedLayer:
     def coefficients(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_mlp"]:
         """g = S(a) b, what each neuron multiplies its value with."""
         a, b = self.preactivations(x)
-        return self._known_activation()(a) * b
+        return self.known_activation()(a) * b
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """The MLP's output.
@@ -207,7 +207,12 @@ class GatedLayer:
             key_bias=None if self.key_bias is None else self.key_bias / c,
         )
 
-    def _known_activation(self) -> Activation:
+    def known_activation(self) -> Activation:
+        """The activation.
+
+        Raises:
+            UnknownActivation: it is not known.
+        """
         if self.activation is None:
             raise UnknownActivation(
                 "the activation of this layer is not known",

@@ -53,4 +53,12 @@ def test_public_names_survive_the_import_of_their_modules():
     import pkgutil
 
     modules = {module.name for module in pkgutil.iter_modules(gp.__path__)}
-    assert modules & {*gp.__all__} == {"errors", "figures", "sample_models"}
+    assert modules & {*gp.__all__} == {
+        "conversions",
+        "errors",
+        "figures",
+        "forms",
+        "measures",
+        "sample_models",
+        "symmetries",
+    }
