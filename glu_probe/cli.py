@@ -128,6 +128,9 @@ def report(
     samples: Annotated[
         int | None, typer.Option(min=2, help="Gaussian inputs per layer for the output measures.")
     ] = None,
+    exact: Annotated[
+        bool, typer.Option(help="Spectra and tensor asymmetry exactly, whatever that costs on large layers.")
+    ] = False,
     strict: Annotated[bool, typer.Option(help="Stop at NaN or infinity instead of counting them.")] = False,
     figures: Annotated[bool, typer.Option(help="Draw figures and report.html.")] = True,
     as_json: AsJson = False,
@@ -143,7 +146,9 @@ def report(
         fold_norm=fold_norm,
         fold_post_norm=fold_post_norm,
     )
-    result = _report(checkpoint, out, figures=figures, layers=layers, seed=seed, samples=samples, strict=strict)
+    result = _report(
+        checkpoint, out, figures=figures, layers=layers, seed=seed, samples=samples, exact=exact, strict=strict
+    )
     if as_json:
         _print_json({"directory": str(out), "findings": result.findings, "provenance": result.provenance})
         return

@@ -11,7 +11,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from .errors import BadOption
+from .errors import BadOption, ShapeMismatch
 from .forms import BilinearAttentionMLP, GatedMLP, GlobalQueryMLP, MLPForm, RankOneBilinearMLP, StandardMLP
 from .neurons import GatedLayer
 
@@ -135,11 +135,16 @@ def gated_to_layer(form: GatedMLP, norm_gain: Float[Tensor, " d_model"] | None =
         form: its factors in float32 or float64; they are copied and detached.
         norm_gain: gain g of the RMSNorm in front, folded into query and key; None for none.
         layer: index to give it.
+
+    Raises:
+        ShapeMismatch: norm_gain is not d_model wide. BadOption: the factors are in half precision.
     """
     _expect(form, GatedMLP)
     factors = {name: tensor.detach().clone() for name, tensor in form.factors.items()}
     if norm_gain is not None:
-        gain = norm_gain.detach()
+        if norm_gain.shape != (form.d_model,):
+            raise ShapeMismatch(f"norm_gain must be [{form.d_model}], found {list(norm_gain.shape)}")
+        gain = norm_gain.detach().to(form.query)
         factors |= {name: factors[name] * gain for name in ("query", "key")}
     norm = "none" if norm_gain is None else "RMSNorm gain folded in"
     return GatedLayer(activation=form.activation, layer=layer, norm=norm, **factors)
@@ -149,9 +154,9 @@ def symmetric_pairs(form: BilinearAttentionMLP) -> BilinearAttentionMLP:
     """Every neuron's form in its eigenbasis: x Q K^T x^T = sum_i lambda_i (u_i.x)^2.
 
     Only the symmetric part of Q K^T acts on x. It has at most 2 r eigenvalues that are not 0; they are found in the
-    span of Q and K. The result has rank min(2 r, d_model), query columns lambda_i u_i and key columns u_i (orthonormal, by
-    falling |lambda|): query and key are parallel, the exchange symmetry is manifest. With s linear every pair is a
-    neuron of a `RankOneBilinearMLP` of its own: see `split_pairs`. Cost: O(d_mlp d_model r^2).
+    span of Q and K. The result has rank min(2 r, d_model), query columns lambda_i u_i and key columns u_i, orthonormal
+    and by falling |lambda|: query and key are parallel, the exchange symmetry is manifest. With s linear every pair is
+    a neuron of a `RankOneBilinearMLP` of its own: see `split_pairs`. Cost: O(d_mlp d_model r^2).
 
     Raises:
         BadOption: the form has biases, which make it affine, not bilinear.

@@ -41,9 +41,13 @@ HEATMAP_MEASURES = (
     "gate_stable_rank_unit",
     "up_stable_rank_unit",
     "down_stable_rank_unit",
+    "branch_overlap",
+    "tensor_asymmetry",
 )
 _MISSING = "#d9d9d9"
 _PLACES = ("tower", "group", "activation")
+# what a gate is at an end of the scale
+_ENDS = {"linear": "bilinear", "relu": "ReLU", "constant": "linear in b", "step": "step", "sign": "sign"}
 _LABELS_AT_MOST = 20
 _BINS = 100
 
@@ -258,7 +262,7 @@ def phase_diagram(frame: pd.DataFrame | None = None, *, activation: str | None =
     ax.set_title(f"exchange asymmetry of {activation} neurons", fontsize="medium")
     tends = gp_activation(activation)
     for end, position, align in ((tends.small, 0.01, "left"), (tends.large, 0.99, "right")):
-        name = end and {"linear": "bilinear", "relu": "ReLU"}.get(end.activation)
+        name = end and _ENDS.get(end.activation)
         if name:
             arrow = f"← {name}" if align == "left" else f"{name} →"
             ax.text(position, 0.985, arrow, transform=ax.transAxes, ha=align, va="top", fontsize=9, style="italic")

@@ -23,6 +23,7 @@ def findings(layers: pd.DataFrame, neurons: pd.DataFrame) -> list[str]:
         _alignment(gated),
         _writing(gated),
         _ranks(gated),
+        _shared_subspace(gated),
         _oddities(layers),
     ]
     return [sentence for sentence in sentences if sentence]
@@ -148,6 +149,18 @@ def _ranks(layers: pd.DataFrame) -> str:
     return (
         f"With rows scaled to norm 1, the gate matrix has the lower stable rank of the two in "
         f"{int((gate < up)[known].sum())} of {int(known.sum())} layers (means {gate.mean():.1f} and {up.mean():.1f})."
+    )
+
+
+def _shared_subspace(layers: pd.DataFrame) -> str:
+    overlap, null, tensor = layers["branch_overlap"], layers["branch_overlap_null"], layers["tensor_asymmetry"]
+    if overlap.isna().all():
+        return ""
+    return (
+        f"As whole matrices gate and up read much the same subspace where their overlap is high: it is {_span(overlap, '.2f')} "
+        f"over the layers, where a random rotation of one against the other would leave {_span(null, '.2f')}. Neuron by neuron "
+        f"they are paired differently: as a tensor, a layer has {_percents(tensor)} of its energy antisymmetric under "
+        "exchange (50 % if the exchanged tensor were orthogonal to it)."
     )
 
 

@@ -1,11 +1,11 @@
 """The formulations of an MLP that the theory compares, as torch modules.
 
 Each sums values v_j with a coefficient; they differ in where the coefficient comes from (x is a row, s a scalar
-nonlinearity; sections as in N. Breslow, arXiv 2606.22172):
+nonlinearity; formulas as in N. Breslow, arXiv 2606.22172):
 
     StandardMLP            s(k_j.x)                      static keys, the query is x itself
     GlobalQueryMLP         s(k_j.(xQ))                   one dynamic query for all neurons: nothing gained
-    BilinearAttentionMLP   s(x Q_j K_j^T x^T)            query and key of rank r per neuron; r = d_model is the full form
+    BilinearAttentionMLP   s(x Q_j K_j^T x^T)            query and key of rank r per neuron; r = d_model: the full form
     RankOneBilinearMLP     s((q_j.x)(k_j.x))             r = 1: exchange of q and k, and scaling, are exact symmetries
     GatedMLP               s(q_j.x) (k_j.x)              what SwiGLU, GeGLU and ReGLU models use: s on one branch
 
@@ -84,6 +84,7 @@ class MLPForm(nn.Module):
 
         Raises:
             ShapeMismatch: factors whose shapes do not go together, or one that the form does not have or lacks.
+            BadOption: factors of several dtypes or devices, or not of floating point.
         """
         given = {name: tensor for name, tensor in factors.items() if tensor is not None}
         needed = {name for name in cls.axes if not name.endswith("_bias")}
@@ -98,10 +99,15 @@ class MLPForm(nn.Module):
             ):
                 raise ShapeMismatch(
                     f"{name} must be [{', '.join(axes)}], found {list(shape)}"
-                    + "".join(f"; {axis} is {sizes[axis]}" for axis in axes if axis in sizes),
+                    + "".join(f"; {axis} is {sizes[axis]}" for axis in dict.fromkeys(axes) if axis in sizes),
                     where=cls.__name__,
                 )
         example = given["value"]
+        if len({(tensor.dtype, tensor.device) for tensor in given.values()}) > 1 or not example.is_floating_point():
+            raise BadOption(
+                f"{cls.__name__} needs factors of one floating dtype on one device, found "
+                + ", ".join(f"{name} {tensor.dtype} on {tensor.device}" for name, tensor in given.items())
+            )
         form = cls(**sizes, activation=activation, device="meta", dtype=example.dtype)
         for name in cls.axes:
             tensor = given.get(name)
@@ -146,7 +152,10 @@ class MLPForm(nn.Module):
         raise NotImplementedError
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw every factor so that each branch has unit variance on input of unit variance; biases are 0."""
+        """Draw the factors and set the biases to 0.
+
+        On input of unit variance, what s acts on and what it multiplies then have unit variance, for every rank.
+        """
         for name, parameter in self.factors.items():
             if name.endswith("_bias"):
                 nn.init.zeros_(parameter)

@@ -34,6 +34,7 @@ class LayerResult:
         flags: flag name to [d_mlp] bool.
         nulls: measure name to its values on mismatched neurons.
         scalars: measures of the layer as a whole.
+        methods: how those with a choice of ways were found, in words.
         note: why something is missing, or "".
     """
 
@@ -48,6 +49,7 @@ class LayerResult:
     flags: dict[str, np.ndarray]
     nulls: dict[str, np.ndarray]
     scalars: dict[str, float]
+    methods: dict[str, str]
     note: str = ""
 
     @classmethod

@@ -21,6 +21,7 @@ from .measures.nulls import null_measures
 from .measures.output import default_samples, output_asymmetry
 from .measures.products import row_products
 from .measures.spectra import branch_spectra
+from .measures.tensor import tensor_asymmetry
 from .neurons import GatedLayer
 from .report import Report, software_versions
 from .selection import select_layers
@@ -28,13 +29,15 @@ from .selection import select_layers
 Progress = Callable[[Iterable[Site]], Iterable[Site]]
 
 
-def measure_layer(layer: GatedLayer, *, seed: int = 0, samples: int | None = None) -> LayerResult:
+def measure_layer(layer: GatedLayer, *, seed: int = 0, samples: int | None = None, exact: bool = False) -> LayerResult:
     """Every default measure of one gated MLP.
 
     Args:
         layer: its factors.
         seed: of the Gaussian samples, the mismatched pairs and the Lanczos start; the same seed, the same numbers.
         samples: Gaussian inputs for the output measures; None for as many as a fixed cost buys.
+        exact: compute spectra and tensor asymmetry exactly whatever that costs (about 6 d_mlp d_model^2 and 5 d_mlp^2
+            d_model flops); otherwise large layers get iterated and sampled values, and no effective ranks.
 
     Raises:
         BadOption: seed or samples are not whole numbers of at least 0 and 2.
@@ -43,19 +46,25 @@ def measure_layer(layer: GatedLayer, *, seed: int = 0, samples: int | None = Non
     # named by place, so that a layer's numbers do not depend on which others are measured
     layer = layer.detach()
     place = zlib.crc32(f"{layer.tower}/{layer.expert}".encode())
-    streams = np.random.SeedSequence([seed, place, layer.layer]).spawn(3)
-    for_nulls, for_output, for_spectra = (np.random.default_rng(stream) for stream in streams)
+    streams = np.random.SeedSequence([seed, place, layer.layer]).spawn(4)
+    for_nulls, for_output, for_spectra, for_tensor = (np.random.default_rng(stream) for stream in streams)
     products = row_products(layer)
     flags = neuron_flags(layer, products)
     alive = ~(flags["padded"] | flags["non_finite"])
     whole = alive & ~(flags["zero_gate"] | flags["zero_up"] | flags["zero_down"])
+    spectra, spectra_method = branch_spectra(layer, products, alive, for_spectra, exact=exact or None)
+    tensor, tensor_error, tensor_method = tensor_asymmetry(
+        layer, exact=exact or None, seed=int(for_tensor.integers(2**32)), usable=alive
+    )
     return LayerResult.of(
         layer,
         neurons=neuron_measures(layer, products),
         flags=flags,
         nulls=null_measures(layer, whole, for_nulls),
         scalars=output_asymmetry(layer, products, alive, for_output, samples)
-        | branch_spectra(layer, products, alive, for_spectra),
+        | spectra
+        | {"tensor_asymmetry": tensor, "tensor_asymmetry_se": tensor_error},
+        methods={"spectra": spectra_method, "tensor_asymmetry": tensor_method},
     )
 
 
@@ -66,6 +75,7 @@ def probe(
     towers: Sequence[str] | None = None,
     seed: int = 0,
     samples: int | None = None,
+    exact: bool = False,
     strict: bool = False,
     progress: Progress = iter,
     **options: Any,
@@ -78,6 +88,7 @@ def probe(
         towers: which stacks of layers ("text", "vision", ...). All by default.
         seed: of everything that is sampled.
         samples: Gaussian inputs for the output measures of each layer; by default as many as a fixed cost buys.
+        exact: spectra and tensor asymmetry exactly, whatever that costs; see `measure_layer`.
         strict: raise NonFinite at the first weight that is not finite, instead of counting it.
         progress: wraps the iteration over MLPs, for a progress bar.
         **options: of `open_checkpoint`, if `model` is a reference.
@@ -91,14 +102,16 @@ def probe(
     checkpoint = _opened(model, options)
     _check_numbers(seed, samples)
     sites, without = _chosen(checkpoint, layers, towers)
-    neurons, rows, classes, notes, counts = [], {}, [], [], set()
+    neurons, rows, classes, notes, counts, methods = [], {}, [], [], set(), {}
     iterator, workspace = iter(progress(sites)), Workspace()
     for key, group in groupby(iterator, key=lambda site: (site.tower, site.layer, site.group)):
         results = []
         for site in group:
             layer = checkpoint.load(site, workspace)  # in the memory of the one before, which is done with
             counts.add(samples or default_samples(layer))
-            result = measure_layer(layer, seed=seed, samples=samples)
+            result = measure_layer(layer, seed=seed, samples=samples, exact=exact)
+            for name, method in result.methods.items():
+                methods.setdefault(name, set()).add(method)
             notes += _non_finite(layer, result, site, strict)
             results.append(result)
             neurons.append(neuron_frame(checkpoint.name, result))
@@ -112,6 +125,7 @@ def probe(
         "layers": sorted({site.layer for site in sites}),
         "seed": seed,
         "samples": sorted(counts),
+        "methods": {name: sorted(found) for name, found in methods.items()},
         "software": software_versions(),
     }
     provenance["notes"] = [*provenance["notes"], *notes]

@@ -21,7 +21,7 @@ _LAYER_TABLE = (
     "layer", "group", "n_neurons", "exchange_asymmetry_relu_ratio", "query_norm_median", "abs_cos_qk_mean", "abs_cos_qk_null_mean", "cos_kv_mean",
     "exchange_asymmetry_mean", "exchange_asymmetry_output", "exchange_asymmetry_output_se", "scaling_asymmetry_output",
     "bilinear_share_mean", "output_energy_top_share",
-    "gate_stable_rank_unit", "up_stable_rank_unit", "down_stable_rank_unit",
+    "gate_stable_rank_unit", "up_stable_rank_unit", "down_stable_rank_unit", "branch_overlap", "tensor_asymmetry",
 )  # fmt: skip
 
 
@@ -200,6 +200,13 @@ def _figures(report: Report) -> Iterator[tuple[str, str, str, tuple[float, float
         "(Frobenius / spectral norm) squared, rows scaled to norm 1, so that no choice of coordinates enters.",
         (max(8.2, wide + 0.8), 3.2),
         lambda ax: f.layer_lines(layers, [f"{b}_stable_rank_unit" for b in ("gate", "up", "down")], ax=ax),
+    )  # fmt: skip
+    yield (
+        "branch_overlap", "Do gate and up read the same subspace?",
+        "Overlap of the two matrices' Gram matrices, unit rows: 1 if they read the same directions with the same weights. "
+        "The other line is what their spectra alone would give if one were rotated at random.",
+        (max(8.2, wide + 0.8), 2.8),
+        lambda ax: f.layer_lines(layers, ["branch_overlap", "branch_overlap_null"], ax=ax),
     )  # fmt: skip
     yield (
         "class_bars", "Input-output classes by layer",

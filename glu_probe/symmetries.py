@@ -71,21 +71,33 @@ def rescale(form: MLPForm, c: float, *, degree: float = 1.0) -> MLPForm:
         degree: 1 for the inverse scaling of the theory.
 
     Raises:
-        BadOption: c is 0 or not finite, or c^degree is not a real number.
+        BadOption: c is 0 or not finite, the degree is not finite, or c^degree is not a real number or out of range.
     """
-    real = isinstance(c, (int, float)) and math.isfinite(c) and c != 0
-    if not real or (c < 0 and degree != int(degree)):
-        raise BadOption(f"c is {c!r} with degree {degree!r}", hint="Give a finite number that is not 0")
+    if not _finite(c) or c == 0:
+        raise BadOption(f"c is {c!r}", hint="Give a finite number that is not 0")
+    if not _finite(degree):
+        raise BadOption(f"degree is {degree!r}", hint="Give a finite number")
+    try:
+        inverse, net = c**-degree, c ** (1 - degree)
+    except OverflowError:
+        inverse = net = math.inf
+    if not (_finite(inverse) and _finite(net)) or inverse == 0:
+        raise BadOption(
+            f"c is {c!r} and degree {degree!r}, and c^degree is not a number to divide by",
+            hint="A negative c needs a whole degree",
+        )
     if isinstance(form, StandardMLP):
         form = standard_to_bilinear(form)
-    inverse = c**-degree
     changed = {"query": form.query * c, "key": form.key * inverse}
-    if isinstance(form, GlobalQueryMLP):  # its key_bias stands beside the product, not in a branch
-        return form.with_factors(**changed)
-    for name, factor in (("query_bias", c), ("key_bias", inverse)):
-        if getattr(form, name) is not None:
+    # the key_bias of a global query stands beside the product (c q).(k / c^degree), not in a branch of it
+    for name, factor in (("query_bias", c), ("key_bias", net if isinstance(form, GlobalQueryMLP) else inverse)):
+        if getattr(form, name, None) is not None:
             changed[name] = getattr(form, name) * factor
     return form.with_factors(**changed)
+
+
+def _finite(number: object) -> bool:
+    return isinstance(number, (int, float)) and math.isfinite(number)
 
 
 def _dynamic(form: MLPForm) -> MLPForm:
@@ -181,7 +193,8 @@ def symmetry_table(
     for kind in FORMS:
         extra = {"rank": rank} if kind is BilinearAttentionMLP else {}
         for name in TABLE_ACTIVATIONS:
-            form = kind(d_model, d_mlp, name, **extra, dtype=torch.float64)
+            # by way of meta: the constructor's own draw would move the global generator
+            form = kind(d_model, d_mlp, name, **extra, device="meta", dtype=torch.float64).to_empty(device="cpu")
             form.reset_parameters(generator)
             for symmetry, operation in SYMMETRIES.items():
                 if symmetry == DEGREE_SCALING and form.activation.degree in (None, 1.0):

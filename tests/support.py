@@ -87,3 +87,14 @@ def random_layer(
         query_bias=draw(d_mlp) if biases else None,
         key_bias=draw(d_mlp) if biases else None,
     )
+
+
+def shared_value_layer(*, groups: int, size: int, d_model: int = D_MODEL, activation: str = "linear", seed: int = 0):
+    """A `GatedLayer` whose neurons come in groups that share one value direction each, orthogonal between groups."""
+    import glu_probe as gp
+
+    generator = torch.Generator().manual_seed(seed)
+    query, key = torch.randn(2, groups * size, d_model, generator=generator, dtype=torch.float64) * d_model**-0.5
+    value = torch.eye(d_model, dtype=torch.float64)[:groups].repeat_interleave(size, dim=0)
+    signs = torch.tensor([(-1.0) ** i for i in range(groups * size)], dtype=torch.float64)
+    return gp.GatedLayer(query, key, value * signs[:, None], gp.activation(activation))

@@ -1,1 +1,52 @@
-"""Pure functions from factors to numbers, and the register that says what each number means."""
+"""What is measured. `MEASURES` in `registry` describes every column of the frames; `probe` computes them.
+
+The functions that take a layer and answer one question about it are listed here, and loaded when first used:
+
+    import glu_probe as gp
+
+    layer = gp.open_checkpoint(model).layer(12)
+    gp.measures.neuron_groups(layer)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+_PUBLIC = {
+    "principal_angles": "spectra",
+    "effective_rank": "spectra",
+    "tensor_asymmetry": "tensor",
+    "bilinear_coefficients": "interaction",
+    "interaction_matrix": "interaction",
+    "interaction_features": "interaction",
+    "Interaction": "interaction",
+    "output_directions": "interaction",
+    "neuron_groups": "groups",
+}
+
+__all__ = sorted(_PUBLIC)
+
+if TYPE_CHECKING:
+    from .groups import neuron_groups
+    from .interaction import (
+        Interaction,
+        bilinear_coefficients,
+        interaction_features,
+        interaction_matrix,
+        output_directions,
+    )
+    from .spectra import effective_rank, principal_angles
+    from .tensor import tensor_asymmetry
+
+
+def __getattr__(name: str):
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_PUBLIC[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -145,10 +145,8 @@ def _assemble(m: dict, gg_exchanged: np.ndarray, g_exchanged: np.ndarray) -> dic
     exchange_energy = m["gg"] + gg_exchanged
     scaling_energy = m["gg"] + m["cc"]
     linear = _ratio(m["gb"] ** 2, m["bb"] * m["gg"])
-    # ab less its part along b; where nothing is left (a constant a) the product adds nothing
-    beyond = m["ab_ab"] - m["ab_b"] ** 2 / np.maximum(m["bb"], np.finfo(float).tiny)
-    cross = m["g_ab"] - m["gb"] * m["ab_b"] / np.maximum(m["bb"], np.finfo(float).tiny)
-    adds = beyond > 1e-12 * m["ab_ab"]
+    cross, beyond = _beyond_linear(m)
+    adds = beyond > 1e-12 * m["ab_ab"]  # with a constant a nothing is left of ab, and the product adds nothing
     bilinear = np.where(adds, _ratio(cross**2, np.where(adds, beyond, 1.0) * m["gg"]), 0.0 * linear)
     linear = np.clip(linear, 0.0, 1.0)
     bilinear = np.clip(bilinear, 0.0, 1.0 - linear)
@@ -207,6 +205,45 @@ def gaussian_quadrature(
             out[name][pick] = values
     out["energy"] = out["energy"] / gauge**2
     return out
+
+
+def bilinear_coefficient(
+    act: Activation | str,
+    query_scale: Array,
+    key_scale: Array,
+    rho: Array,
+    query_mean: Array | float = 0.0,
+    key_mean: Array | float = 0.0,
+) -> Array:
+    """The coefficient of ab in the projection of S(a) b on b and then ab: arguments as in `gaussian_quadrature`.
+
+    E[S(a) b p] / E[p^2] with p = ab less its part along b. It does not depend on the scale or sign of b.
+
+    Returns:
+        [neuron] float64; 0 where ab adds nothing (a branch is zero, or a is constant), NaN where an argument is.
+    """
+    act = activation(act)
+    scale_a, scale_b, rho, mean_a, mean_b = (
+        np.array(part, dtype=float).ravel()
+        for part in np.broadcast_arrays(query_scale, key_scale, rho, query_mean, key_mean)
+    )
+    rms_b = np.hypot(mean_b, scale_b)
+    out = np.where(np.isfinite(scale_a + mean_a + rms_b + rho), 0.0, np.nan)
+    live = np.flatnonzero((out == 0) & (scale_a > 0) & (rms_b > 0))
+    for start in range(0, len(live), _CHUNK):
+        pick = live[start : start + _CHUNK]
+        unit = rms_b[pick]
+        m = _one_sided(act, mean_a[pick], scale_a[pick], mean_b[pick] / unit, scale_b[pick] / unit, rho[pick])
+        cross, beyond = _beyond_linear(m)
+        adds = beyond > 1e-12 * m["ab_ab"]
+        out[pick] = np.where(adds, cross / np.where(adds, beyond, 1.0), 0.0)
+    return out
+
+
+def _beyond_linear(m: dict) -> tuple[np.ndarray, np.ndarray]:
+    """E[g p] and E[p^2] of p, what ab has besides its part along b."""
+    bb = np.maximum(m["bb"], np.finfo(float).tiny)
+    return m["g_ab"] - m["gb"] * m["ab_b"] / bb, m["ab_ab"] - m["ab_b"] ** 2 / bb
 
 
 def _chebyshev_nodes(low: float, high: float, count: int) -> np.ndarray:

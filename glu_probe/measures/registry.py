@@ -86,7 +86,8 @@ _LAYER = (
             "share of the strongest neuron in the layer's output energy: near 1, the weighted figures are that neuron's"),
     *(
         Measure(f"{branch}_{figure}", "layer", "directions", span,
-                ALL if branch == "gate" or figure.endswith("_unit") else NO_GAUGE, f"{words} of the {branch} matrix")
+                ALL if branch == "gate" or figure.endswith("_unit") else NO_GAUGE, f"{words} of the {branch} matrix",
+                "Roy & Vetterli 2007" if "effective" in figure else "glu-probe")
         for branch in ("gate", "up", "down")
         for figure, span, words in (
             ("frobenius", ">= 0", "Frobenius norm"),
@@ -94,8 +95,19 @@ _LAYER = (
             ("stable_rank", "[1, d_model]", "(Frobenius / spectral norm)^2"),
             ("spectral_norm_unit", ">= 1", "largest singular value, rows scaled to norm 1,"),
             ("stable_rank_unit", "[1, d_model]", "stable rank, rows scaled to norm 1,"),
+            ("participation_ratio", "[1, d_model]", "(sum p^2)^2 / sum p^4 over the singular values p"),
+            ("participation_ratio_unit", "[1, d_model]", "participation ratio, rows scaled to norm 1,"),
+            ("effective_rank", "[1, d_model]", "exp of the entropy of p / sum p over the singular values p"),
+            ("effective_rank_unit", "[1, d_model]", "effective rank, rows scaled to norm 1,"),
         )
     ),
+    Measure("branch_overlap", "layer", "directions", "[0, 1]", ALL,
+            "<Q'Q, K'K> / (|Q'Q| |K'K|) with unit rows: 1 if gate and up read the same subspace with the same weights"),
+    Measure("branch_overlap_null", "layer", "directions", "[0, 1]", ALL,
+            "branch_overlap if one of the two matrices were rotated at random: what their spectra alone give"),
+    Measure("tensor_asymmetry", "layer", "directions", "[0, 1]", ALL,
+            "share of the energy of sum_j q_j k_j v_j, a third-order tensor, that changes sign when q and k are exchanged: 1/2 "
+            "if the exchanged tensor is orthogonal to it, as for unrelated branches", _BRESLOW),
 )  # fmt: skip
 
 MEASURES: dict[str, Measure] = {measure.name: measure for measure in (*_NEURON, *_LAYER)}

@@ -1,7 +1,5 @@
-"""Sizes and ranks of the three weight matrices.
+"""Sizes and ranks of the three weight matrices, and how much of their input gate and up share.
 
-Frobenius norms are exact. The spectral norm is exact for small matrices (eigenvalues of the Gram matrix) and by
-Lanczos iteration for large ones, where it approaches the true value from below; `spectral_residual` says how well.
 Raw figures of the up and down matrices depend on the gauge; those of unit-row matrices (`_unit`) do not.
 """
 
@@ -14,113 +12,142 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..errors import BadOption
 from ..neurons import GatedLayer
-from .products import RowProducts
+from .gram import GramOperator, Krylov, Spectrum, exact_spectrum, iterated_spectra
+from .products import RowProducts, row_products
 
-_EXACT_FLOPS = 4e9  # of the Gram matrix, d_mlp d_model^2: up to widths of about 1000
-# A block of rows stays in its core's cache between the product with it and the one with its transpose; lanes of a
-# batch go to different cores, and each is summed by one, so that the number of cores changes nothing.
-_LANES, _ROWS = 8, 64
-_STEPS, _TOLERANCE = 16, 1e-5
-_IN_RANGE = (1e-70, 1e70)  # squared row norms whose square roots, and their inverses, float32 holds
+EXACT_FLOPS = 4e9  # of one Gram matrix, d_mlp d_model^2: up to widths of about 1000
 
 Matrix = Float[Tensor, "d_mlp d_model"]
 
 
 def branch_spectra(
-    layer: GatedLayer, products: RowProducts, usable: np.ndarray, rng: np.random.Generator
-) -> dict[str, float]:
-    """Columns `{gate,up,down}_{frobenius,spectral_norm,stable_rank}`, the last two also with suffix `_unit`.
+    layer: GatedLayer, products: RowProducts, usable: np.ndarray, rng: np.random.Generator, *, exact: bool | None = None
+) -> tuple[dict[str, float], str]:
+    """Columns `{gate,up,down}_{frobenius,spectral_norm,...}`, those of unit-row matrices, and `branch_overlap`.
 
-    stable_rank = (Frobenius / spectral norm)^2, between 1 and d_model. Rows that are not usable are left out, zero
-    rows have no direction and are left out of the unit-row matrices. Cost: d_mlp d_model^2 flops a matrix, or
-    4 d_mlp d_model a Lanczos step.
+    With p_i the singular values:
+
+    * stable_rank = sum p^2 / max p^2, participation_ratio = (sum p^2)^2 / sum p^4, and effective_rank = exp of the
+      entropy of p / sum p (Roy & Vetterli 2007): three counts of directions between 1 and d_model, from the one that
+      only the largest matter for to the one that all do;
+    * branch_overlap = <Q^T Q, K^T K> / (|Q^T Q| |K^T K|) with unit rows (linear CKA without centring, which the sign
+      of k would spoil): 1 where gate and up read the same subspace with the same weights. `branch_overlap_null` is its
+      mean over random rotations of one against the other: sqrt(product of participation ratios) / d_model.
+
+    Rows that are not usable are left out; zero rows have no direction and are left out of the unit-row matrices.
+
+    Args:
+        exact: all singular values (2 d_mlp d_model^2 flops and two eigenvalue problems a matrix), or Lanczos
+            iteration and random probes (about 80 products of 4 d_mlp d_model flops a matrix), which leave effective
+            ranks missing; None for exact up to `EXACT_FLOPS`.
 
     Returns:
-        The columns, and `spectral_residual`, the largest |A^T A u - s^2 u| / s^2 of the six: 0 where exact, else
-        an upper bound of the relative distance from s^2 to the nearest squared singular value.
+        The columns, with `spectral_residual` and `spectral_sampling_error`: the worst bounds of the relative errors of
+        squared spectral norms and of participation ratios (one standard error; of the overlap too), 0 where exact; and
+        how they were found, in words.
     """
-    out: dict[str, float] = {}
-    residual = 0.0
+    rows, width = layer.query.shape
+    exact = rows * width * min(rows, width) <= EXACT_FLOPS if exact is None else exact
     keep = torch.from_numpy(usable)
-    squares = {"gate": products.qq, "up": products.kk, "down": products.vv}
-    for name, matrix in (("gate", layer.query), ("up", layer.key), ("down", layer.value)):
-        square = torch.from_numpy(np.where(usable, squares[name], 0.0))
+    out: dict[str, float] = {}
+    found: list[Spectrum] = []
+    sides = []
+    for name, matrix, square in (
+        ("gate", layer.query, products.qq),
+        ("up", layer.key, products.kk),
+        ("down", layer.value, products.vv),
+    ):
+        square = torch.from_numpy(np.where(usable, square, 0.0))
         matrix = matrix if bool(keep.all()) else torch.where(keep[:, None], matrix, 0.0)
         inverse = torch.where(square > 0, 1 / square, 0.0)
-        raw, unit, left = _top_squares(matrix, square, inverse, rng)
-        residual = max(residual, left)
-        frobenius, directions = square.sum().item(), int((square > 0).sum())
-        raw, unit = min(raw, frobenius), min(unit, directions)  # which rounding could pass
-        out[f"{name}_frobenius"] = math.sqrt(frobenius)
-        out[f"{name}_spectral_norm"] = math.sqrt(raw) if raw > 0 else math.nan
-        out[f"{name}_stable_rank"] = frobenius / raw if raw > 0 else math.nan
-        out[f"{name}_spectral_norm_unit"] = math.sqrt(unit) if unit > 0 else math.nan
-        out[f"{name}_stable_rank_unit"] = directions / unit if unit > 0 else math.nan
-    out["spectral_residual"] = residual
+        if exact:
+            unit = matrix.double() * inverse.sqrt()[:, None]
+            spectra = exact_spectrum(matrix, square), exact_spectrum(unit, (square > 0).double())
+            sides.append(unit)
+        else:
+            operator = GramOperator(matrix, square, inverse)
+            spectra, krylov = iterated_spectra(operator, square, rng)
+            sides.append((operator, krylov))
+        found += spectra
+        out |= _columns(name, *spectra)
+    overlap = _exact_overlap(*sides[:2]) if exact else _sampled_overlap(*sides[0], sides[1][0])
+    gate, up = found[1], found[3]  # with unit rows
+    known = gate.total > 0 and up.total > 0
+    out["branch_overlap"] = min(overlap[0] / (gate.gram_norm * up.gram_norm), 1.0) if known else math.nan
+    out["branch_overlap_null"] = math.sqrt(gate.participation * up.participation) / width
+    out["spectral_residual"] = max(spectrum.residual for spectrum in found)
+    errors = [spectrum.participation_error for spectrum in found]
+    out["spectral_sampling_error"] = max(*errors, overlap[1] / overlap[0] if overlap[0] > 0 else 0.0)
+    return out, "exact" if exact else "Lanczos and random probes"
+
+
+def _columns(name: str, raw: Spectrum, unit: Spectrum) -> dict[str, float]:
+    out = {f"{name}_frobenius": math.sqrt(raw.total)}
+    for suffix, spectrum in (("", raw), ("_unit", unit)):
+        top = min(spectrum.top, spectrum.total)  # which rounding could pass
+        known = top > 0
+        out[f"{name}_spectral_norm{suffix}"] = math.sqrt(top) if known else math.nan
+        out[f"{name}_stable_rank{suffix}"] = spectrum.total / top if known else math.nan
+        out[f"{name}_participation_ratio{suffix}"] = spectrum.participation
+        out[f"{name}_effective_rank{suffix}"] = (
+            effective_rank(np.sqrt(spectrum.values)) if known and spectrum.values is not None else math.nan
+        )
     return out
 
 
-def _top_squares(matrix: Matrix, square: Tensor, inverse: Tensor, rng) -> tuple[float, float, float]:
-    """Largest squared singular value of the matrix and of its unit-row version, and the relative residual."""
-    rows, width = matrix.shape
-    if rows * width * width <= _EXACT_FLOPS:
-        exact = matrix.double()
-        return _gram_top(exact), _gram_top(exact * inverse.sqrt()[:, None]), 0.0
-    # Rows are scaled before they are multiplied, so that float32 products stay in range whatever the storage held.
-    scale = square.max().item() or 1.0
-    known = square[square > 0]
-    if known.numel() and (known.min() < _IN_RANGE[0] or scale > _IN_RANGE[1]):
-        matrix = matrix.double()
-    weights = torch.stack((torch.full_like(inverse, 1 / scale), inverse)).sqrt().to(matrix.dtype)
-    whole = rows - rows % (_LANES * _ROWS)
-    batches = matrix[:whole].view(-1, _LANES, _ROWS, width)
-    batch_weights = weights[:, :whole].view(2, -1, _LANES, _ROWS).permute(1, 2, 0, 3)
+def effective_rank(singular: Float[np.ndarray, " rank"]) -> float:
+    """exp of the entropy of p / sum p for singular values (or sizes of eigenvalues) p >= 0; missing if all are 0.
 
-    def gram_times(vectors: Tensor) -> Tensor:
-        pair = vectors.T.to(matrix.dtype)
-        lanes, total = pair.expand(_LANES, 2, width), torch.zeros(_LANES, 2, width, dtype=matrix.dtype)
-        for batch, weight in zip(batches, batch_weights, strict=True):
-            total.baddbmm_(torch.bmm(lanes, batch.transpose(1, 2)) * weight * weight, batch)
-        rest = (pair @ matrix[whole:].T) * weights[:, whole:] * weights[:, whole:]
-        return (total.double().sum(0) + (rest @ matrix[whole:]).double()).T
-
-    start = torch.from_numpy(rng.standard_normal(width))
-    values, residuals = _lanczos(gram_times, torch.stack((start, start), dim=1))
-    return values[0] * scale, values[1], max(residuals)
-
-
-def _gram_top(matrix: Tensor) -> float:
-    gram = matrix.T @ matrix if matrix.shape[0] >= matrix.shape[1] else matrix @ matrix.T
-    return max(torch.linalg.eigvalsh(gram)[-1].item(), 0.0)
-
-
-def _lanczos(apply, start: Tensor) -> tuple[list[float], list[float]]:
-    """Top eigenvalue of several symmetric operators at once, one column each, with relative residuals.
-
-    Full reorthogonalisation; a column stops changing the answer once its Krylov space is exhausted.
+    Roy & Vetterli, The effective rank (2007). Between 1 and the number of values.
     """
-    columns = start.shape[1]
-    basis = [start / start.norm(dim=0)]
-    diagonal, off = [], []
-    top, bound = [0.0] * columns, [0.0] * columns
-    for _ in range(_STEPS):
-        image = apply(basis[-1])
-        diagonal.append((image * basis[-1]).sum(0))
-        for _twice in range(2):
-            for vector in basis:
-                image = image - vector * (image * vector).sum(0)
-        norm = image.norm(dim=0)
-        previous = list(top)
-        for c in range(columns):
-            tridiagonal = torch.diag(torch.stack([d[c] for d in diagonal]))
-            for i, value in enumerate(off):
-                tridiagonal[i, i + 1] = tridiagonal[i + 1, i] = value[c]
-            values, vectors = torch.linalg.eigh(tridiagonal)
-            top[c] = values[-1].item()
-            bound[c] = abs(norm[c].item() * vectors[-1, -1].item()) / top[c] if top[c] > 0 else 0.0
-        if all(abs(now - before) <= _TOLERANCE * now for now, before in zip(top, previous, strict=True)):
-            break
-        off.append(norm)
-        basis.append(image / torch.where(norm > 0, norm, 1.0))
-    return top, bound
+    largest = singular.max(initial=0.0)
+    if not largest > 0:
+        return math.nan
+    share = singular / largest
+    share = share[share > 0] / share.sum()
+    return float(np.exp(-(share * np.log(share)).sum()))
+
+
+def _exact_overlap(query: Matrix, key: Matrix) -> tuple[float, float]:
+    if query.shape[0] < query.shape[1]:
+        return (query @ key.T).square().sum().item(), 0.0
+    return ((query.T @ query) * (key.T @ key)).sum().item(), 0.0
+
+
+def _sampled_overlap(_: GramOperator, query: Krylov, key: GramOperator) -> tuple[float, float]:
+    """<Q^T Q, K^T K> from the images of what is known of Q under K."""
+    none = query.basis[:, :0]
+    _, image = key(none, torch.cat((query.basis, query.probes), dim=1))
+    return query.trace_with(*image.split((query.basis.shape[1], query.probes.shape[1]), dim=1))
+
+
+def principal_angles(layer: GatedLayer, rank: int) -> Float[np.ndarray, " rank"]:
+    """Angles between the subspaces that gate and up read most, in radians, rising, 0 to pi/2.
+
+    The subspaces are spanned by the top `rank` right singular vectors of the unit-row matrices, so that the gauge plays
+    no part. Random subspaces of dimension r in d_model have cosines up to about 2 sqrt(r / d_model). Float64; cost:
+    2 d_mlp d_model^2 flops a matrix and an eigenvalue problem of d_model.
+
+    Args:
+        rank: 1 to min(d_mlp, d_model).
+
+    Raises:
+        BadOption: rank is out of that range.
+    """
+    most = min(layer.query.shape)
+    if not isinstance(rank, int) or not 1 <= rank <= most:
+        raise BadOption(f"rank is {rank!r}", where=f"layer {layer.layer}", hint=f"Give a whole number from 1 to {most}")
+    products = row_products(layer)
+    bases = []
+    for matrix, square in ((layer.query, products.qq), (layer.key, products.kk)):
+        known = torch.from_numpy((square > 0) & np.isfinite(square))
+        inverse = torch.where(known, torch.from_numpy(square), 1.0).rsqrt() * known
+        unit = torch.where(known[:, None], matrix.double(), 0.0) * inverse[:, None]
+        bases.append(torch.linalg.eigh(unit.T @ unit).eigenvectors[:, -rank:])
+    # asin of the part outside, for small angles; acos of the part inside, for large ones
+    inside = bases[0].T @ bases[1]
+    cosines = torch.linalg.svdvals(inside).clamp_(max=1.0)
+    sines = torch.linalg.svdvals(bases[1] - bases[0] @ inside).clamp_(max=1.0).flip(0)
+    return torch.where(cosines > 0.7, sines.asin(), cosines.acos()).numpy()
