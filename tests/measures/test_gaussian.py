@@ -104,6 +104,64 @@ def test_table_against_scipy(name, scale, rho):
         assert found[measure] == pytest.approx(value, abs=1e-6), measure
 
 
+def by_panels(names, scale: float, rho: float) -> dict[str, dict[str, float]]:
+    """The measures of several activations on a grid over (a, b): Gauss-Legendre panels that double away from both kinks."""
+    points, weights = np.polynomial.legendre.leggauss(12)
+    edges = np.concatenate(([0.0], np.geomspace(1e-3, 9.0 * scale, 24))) if scale > 1 else np.linspace(0, 9 * scale, 25)
+    middle, half = (edges[1:] + edges[:-1]) / 2, np.diff(edges) / 2
+    side = (middle[:, None] + half[:, None] * points).ravel()
+    side_weights = (half[:, None] * weights).ravel()
+    z, w = np.concatenate((-side[::-1], side)), np.concatenate((side_weights[::-1], side_weights))
+    a, b = z[:, None], z[None, :]
+    spread = scale**2 * (1 - rho**2)
+    density = np.exp(-(a * a - 2 * rho * a * b + b * b) / (2 * spread)) / (2 * math.pi * scale * math.sqrt(spread))
+    weight = density * w[:, None] * w[None, :]
+    out = {}
+    for name in names:
+        act = gp.activation(name)
+        s, s2 = (act(torch.from_numpy(factor * z)).numpy() for factor in (1.0, 2.0))
+        g, swapped, rescaled = s[:, None] * b, a * s[None, :], s2[:, None] * b / 2
+        gg, ss, rr, bb = ((f * f * weight).sum() for f in (g, swapped, rescaled, b + 0 * a))
+        product = a * b  # uncorrelated with b: a third moment
+        out[name] = {
+            "exchange_asymmetry": ((g - swapped) ** 2 * weight).sum() / 2 / (gg + ss),
+            "scaling_asymmetry": ((g - rescaled) ** 2 * weight).sum() / 2 / (gg + rr),
+            "linear_share": (g * b * weight).sum() ** 2 / bb / gg,
+            "bilinear_share": (g * product * weight).sum() ** 2 / (product**2 * weight).sum() / gg,
+        }
+        out[name]["residual_share"] = 1 - out[name]["linear_share"] - out[name]["bilinear_share"]
+    return out
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.4, 0.9])
+@pytest.mark.parametrize("scale", [1e-3, 0.03, 0.5, 4.0, 50.0, 1e3])
+def test_every_activation_against_an_independent_grid(scale, rho):
+    for name, expected in by_panels(ACTIVATIONS, scale, rho).items():
+        found = gp.gaussian_measures(name, scale, rho).iloc[0]
+        for measure, value in expected.items():
+            assert found[measure] == pytest.approx(value, abs=1e-5), (name, measure)
+
+
+def test_closed_forms_at_the_ends_of_bounded_and_squared_gates():
+    """A gate that is constant, a step, a sign; and a degree that scaling sees whatever the directions are."""
+    rho = np.linspace(0, 0.99, 12)
+    t = np.arccos(rho)
+    small, large = (gp.gaussian_measures("sigmoid", scale, rho) for scale in (0.0, np.inf))
+    np.testing.assert_allclose(small["exchange_asymmetry"], (1 - rho) / 2, atol=1e-6)
+    np.testing.assert_allclose(small["scaling_asymmetry"], 0.1, atol=1e-9)
+    np.testing.assert_allclose(small["linear_share"], 1, atol=1e-9)
+    quadrant = (np.sin(t) + (math.pi - t) * rho) / math.pi  # E[ab; a, b > 0] over E[b^2; a > 0]
+    np.testing.assert_allclose(large["exchange_asymmetry"], (1 - quadrant) / 2, atol=1e-5)
+    absolute = 2 / math.pi * (np.sqrt(1 - rho**2) + rho * np.arcsin(rho))  # E|ab|
+    sign = gp.gaussian_measures("tanh", np.inf, rho)
+    np.testing.assert_allclose(sign["exchange_asymmetry"], (1 - absolute) / 2, atol=1e-5)
+    tanh = gp.gaussian_measures("tanh", 0.0, rho)
+    np.testing.assert_allclose(tanh["bilinear_share"], 1, atol=1e-9)
+    np.testing.assert_allclose(tanh["exchange_asymmetry"], 0, atol=1e-9)
+    for scale in (0.0, 1e-3, 1.0, 1e3, np.inf):
+        np.testing.assert_allclose(gp.gaussian_measures("relu2", scale, rho)["scaling_asymmetry"], 0.1, atol=1e-9)
+
+
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))
 def test_table_against_neuronwise_quadrature(name):
     """The two roads agree for every activation, through the whole range of scales and up to rho = 1."""
@@ -201,7 +259,7 @@ def test_facts_about_activations(entry):
     for c in (0.5, 2.0):
         homogeneous = entry.degree is not None
         assert torch.allclose(entry(c * z), c ** (entry.degree or 1) * entry(z)) == homogeneous
-    assert torch.allclose(entry(-z), -entry(z)) == (entry.linear or entry.name == "tanh")
+    assert torch.allclose(entry(-z), -entry(z)) == entry.odd
     for end, scale in ((entry.small, 1e-7), (entry.large, 1e7)):
         if end is not None:
             expected = end.coefficient * gp.activation(end.activation)(scale * z)
