@@ -265,7 +265,17 @@ def phase_diagram(frame: pd.DataFrame | None = None, *, activation: str | None =
         name = end and _ENDS.get(end.activation)
         if name:
             arrow = f"← {name}" if align == "left" else f"{name} →"
-            ax.text(position, 0.985, arrow, transform=ax.transAxes, ha=align, va="top", fontsize=9, style="italic")
+            ax.text(
+                position,
+                0.985,
+                arrow,
+                transform=ax.transAxes,
+                ha=align,
+                va="top",
+                fontsize=9,
+                style="italic",
+                bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1.5},
+            )
     return ax
 
 

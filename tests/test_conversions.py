@@ -33,8 +33,8 @@ from glu_probe.forms import (
     StandardMLP,
 )
 
+from .random_forms import D_MLP, D_MODEL, close, inputs, numbers, random_form
 from .support import random_layer
-from .test_forms import D_MLP, D_MODEL, close, inputs, numbers, random_form
 
 NONLINEAR = ("relu", "relu2", "silu", "gelu", "gelu_tanh", "quick_gelu", "mish", "sigmoid", "tanh")
 EVERY = ("linear", *NONLINEAR)

@@ -25,43 +25,9 @@ from glu_probe.forms import (
     StandardMLP,
 )
 
-D_MODEL, D_MLP, RANK = 6, 10, 3  # all different, so that no transpose can pass
+from .random_forms import D_MLP, D_MODEL, RANK, close, inputs, numbers, random_form
+
 each_form = pytest.mark.parametrize("kind", FORMS, ids=lambda kind: kind.__name__)
-
-
-def random_form(
-    kind: type[MLPForm],
-    activation: gp.Activation | str = "silu",
-    *,
-    d_model: int = D_MODEL,
-    d_mlp: int = D_MLP,
-    rank: int = RANK,
-    bias: bool = False,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float64,
-) -> MLPForm:
-    """A form whose factors and biases are all random: fresh biases are 0 and would hide a form that drops them."""
-    generator = torch.Generator().manual_seed(seed)
-    sizes = {"d_model": d_model, "d_mlp": d_mlp, "rank": rank}
-    factors = {
-        name: torch.randn([sizes[axis] for axis in axes], generator=generator, dtype=torch.float64)
-        * (1.0 if name.endswith("_bias") else sizes[axes[-1]] ** -0.5)
-        for name, axes in kind.axes.items()
-        if bias or not name.endswith("_bias")
-    }
-    return kind.from_factors(activation, **factors).to(dtype)
-
-
-def inputs(*shape: int, seed: int = 1) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def numbers(values) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def close(left: torch.Tensor, right: torch.Tensor) -> None:
-    torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-10)
 
 
 # -- numbers by hand ------------------------------------------------------------------------------

@@ -88,6 +88,48 @@ def test_directions_of_every_layer(loaded):
             assert row[f"{branch}_stable_rank"] == pytest.approx((np.linalg.norm(matrix) / spectral) ** 2, rel=2e-4)
 
 
+def test_ranks_and_overlap_against_singular_values(loaded):
+    for layer in (0, 9, 17):
+        row, units = loaded.report.layers.iloc[layer], {}
+        for branch, matrix in zip(("gate", "up", "down"), loaded.factors(layer), strict=True):
+            units[branch] = matrix / np.linalg.norm(matrix, axis=1, keepdims=True)
+            for suffix, version in (("", matrix), ("_unit", units[branch])):
+                p = np.linalg.svd(version, compute_uv=False)
+                share = p / p.sum()
+                effective = np.exp(-(share * np.log(share)).sum())
+                assert row[f"{branch}_effective_rank{suffix}"] == pytest.approx(effective, rel=1e-3)
+                participation = (p**2).sum() ** 2 / (p**4).sum()
+                assert row[f"{branch}_participation_ratio{suffix}"] == pytest.approx(participation, rel=1e-3)
+        grams = [units[branch].T @ units[branch] for branch in ("gate", "up")]
+        overlap = (grams[0] * grams[1]).sum() / np.linalg.norm(grams[0]) / np.linalg.norm(grams[1])
+        assert row["branch_overlap"] == pytest.approx(overlap, rel=1e-3)
+
+
+def test_a_layer_as_a_tensor():
+    """Sampled against exact, eigen-features against their forms, groups against their dense forms, on a real layer."""
+    layer = gp.open_checkpoint(fetch(SMOLLM2)).layer(16)
+    exact, _, _ = gp.measures.tensor_asymmetry(layer, exact=True)
+    sampled, error, how = gp.measures.tensor_asymmetry(layer, exact=False)
+    assert how == "1024 random pairs"
+    assert 0 < error < 0.005
+    assert abs(sampled - exact) < 4 * error
+    directions, energies = gp.measures.output_directions(layer, 3)
+    beta = gp.measures.bilinear_coefficients(layer)
+    q, k, v = (factor.double() for factor in (layer.query, layer.key, layer.value))
+    for direction, energy in zip(directions, energies, strict=True):
+        features = gp.measures.interaction_features(layer, direction)
+        form = torch.einsum("j,ja,jb->ab", (v @ direction) * beta, q, k)
+        rebuilt = (features.features.T * features.eigenvalues) @ features.features
+        torch.testing.assert_close(rebuilt, (form + form.T) / 2, rtol=1e-8, atol=1e-10)
+        assert features.eigenvalues.square().sum().item() == pytest.approx(energy.item(), rel=1e-6)
+    groups = gp.measures.neuron_groups(layer)
+    largest = list(groups.iloc[0]["neurons"])
+    cosine = np.abs(np.corrcoef(v[largest].numpy()))
+    assert (np.sort(cosine, axis=1)[:, -2] > 0.45).all()  # each has a neighbour; centring moves cosines a little
+    assert (groups["rank"] <= groups["size"]).all()
+    assert (groups["symmetric_effective_rank"] <= 2 * groups["size"]).all()
+
+
 def polar_measures(function, scale: float, rho: float) -> dict[str, float]:
     """The measures over a = scale r cos(t), b = scale r cos(t - arccos rho), r Rayleigh and t uniform, by midpoints."""
     radius = (np.arange(600) + 0.5) / 600 * 9

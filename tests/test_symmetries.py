@@ -33,8 +33,8 @@ from glu_probe.symmetries import (
     verdict,
 )
 
+from .random_forms import D_MLP, D_MODEL, close, inputs, numbers, random_form
 from .support import random_layer
-from .test_forms import D_MLP, D_MODEL, close, inputs, numbers, random_form
 
 ENDS = ("constant", "step", "sign")  # what some gates tend to at an end of the scale
 EVERY = (*ACTIVATIONS, *ENDS)
