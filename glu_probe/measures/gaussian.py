@@ -160,6 +160,11 @@ def _assemble(m: dict, gg_exchanged: np.ndarray, g_exchanged: np.ndarray) -> dic
     }
 
 
+def _per_neuron(*parts: Array | float) -> list[Array]:
+    """The arguments, broadcast, as copies of one axis."""
+    return [np.array(part, dtype=float).ravel() for part in np.broadcast_arrays(*parts)]
+
+
 def gaussian_quadrature(
     act: Activation | str,
     query_scale: Array,
@@ -182,10 +187,7 @@ def gaussian_quadrature(
         (tanh and sigmoid 3e-5), where the remainder of the series is bounded and not computed; float64.
     """
     act = activation(act)
-    scale_a, scale_b, rho, mean_a, mean_b = (
-        np.array(part, dtype=float).ravel()
-        for part in np.broadcast_arrays(query_scale, key_scale, rho, query_mean, key_mean)
-    )
+    scale_a, scale_b, rho, mean_a, mean_b = _per_neuron(query_scale, key_scale, rho, query_mean, key_mean)
     rms_a, rms_b = np.hypot(mean_a, scale_a), np.hypot(mean_b, scale_b)
     # a branch that is constant is one that hardly varies
     scale_a, scale_b = np.maximum(scale_a, 1e-9 * rms_a), np.maximum(scale_b, 1e-9 * rms_b)
@@ -223,10 +225,7 @@ def bilinear_coefficient(
         [neuron] float64; 0 where ab adds nothing (a branch is zero, or a is constant), NaN where an argument is.
     """
     act = activation(act)
-    scale_a, scale_b, rho, mean_a, mean_b = (
-        np.array(part, dtype=float).ravel()
-        for part in np.broadcast_arrays(query_scale, key_scale, rho, query_mean, key_mean)
-    )
+    scale_a, scale_b, rho, mean_a, mean_b = _per_neuron(query_scale, key_scale, rho, query_mean, key_mean)
     rms_b = np.hypot(mean_b, scale_b)
     out = np.where(np.isfinite(scale_a + mean_a + rms_b + rho), 0.0, np.nan)
     live = np.flatnonzero((out == 0) & (scale_a > 0) & (rms_b > 0))
