@@ -15,6 +15,8 @@ from .errors import BadOption, ShapeMismatch
 from .forms import BilinearAttentionMLP, GatedMLP, GlobalQueryMLP, MLPForm, RankOneBilinearMLP, StandardMLP
 from .neurons import GatedLayer
 
+_BRANCH_BIASES = ("query_bias", "key_bias")
+
 
 def _expect(form: object, kind: type[MLPForm]) -> None:
     if not isinstance(form, kind):
@@ -207,6 +209,3 @@ def split_pairs(form: BilinearAttentionMLP) -> RankOneBilinearMLP:
         **parts,
         **biases,
     )
-
-
-_BRANCH_BIASES = ("query_bias", "key_bias")

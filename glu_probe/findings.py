@@ -117,22 +117,22 @@ def _alignment(layers: pd.DataFrame) -> str:
     mean, null, effect = (layers[f"abs_cos_qk{part}"] for part in ("_mean", "_null_mean", "_effect"))
     if mean.isna().all() or null.isna().all():
         return ""
-    above = int((effect > 0.2).sum())
+    above, known = int((effect > 0.2).sum()), int(effect.notna().sum())
     return (
         f"Gate and up rows of one neuron have |cos| of {mean.mean():.3f} on average, mismatched rows of the same layers "
         f"{null.mean():.3f}, isotropic ones {layers['abs_cos_qk_null_isotropic_mean'].mean():.3f}; in {above} of "
-        f"{len(layers)} layers the mean lies above the mismatched ones by more than 0.2 of their standard deviation (a small "
+        f"{known} layers the mean lies above the mismatched ones by more than 0.2 of their standard deviation (a small "
         "effect)."
     )
 
 
 def _writing(layers: pd.DataFrame) -> str:
-    cosine = layers["cos_kv_mean"]
-    if cosine.isna().all():
+    cosine = layers["cos_kv_mean"].dropna()
+    if cosine.empty:
         return ""
     high, low = cosine.idxmax(), cosine.idxmin()
     most, least = (f"{_layer(layers, index)} ({cosine[index]:+.2f})" for index in (high, low))
-    if len(layers) == 1:
+    if len(cosine) == 1:
         return f"What neurons write has a mean cos(k, v) of {cosine[high]:+.2f} with what their up branch reads."
     if cosine[low] >= 0:
         return f"In every layer neurons write along what their up branch reads, by mean cos(k, v) most in {most}, least in {least}."
@@ -154,14 +154,18 @@ def _ranks(layers: pd.DataFrame) -> str:
 
 def _shared_subspace(layers: pd.DataFrame) -> str:
     overlap, null, tensor = layers["branch_overlap"], layers["branch_overlap_null"], layers["tensor_asymmetry"]
-    if overlap.isna().all():
-        return ""
-    return (
-        f"As whole matrices gate and up read much the same subspace where their overlap is high: it is {_span(overlap, '.2f')} "
-        f"over the layers, where a random rotation of one against the other would leave {_span(null, '.2f')}. Neuron by neuron "
-        f"they are paired differently: as a tensor, a layer has {_percents(tensor)} of its energy antisymmetric under "
-        "exchange (50 % if the exchanged tensor were orthogonal to it)."
-    )
+    text = []
+    if overlap.notna().any():
+        text.append(
+            f"As whole matrices, gate and up have an overlap of {_span(overlap, '.2f')}, where 1 is the same subspace read with "
+            f"the same weights and a random rotation of one against the other leaves {_span(null, '.2f')}."
+        )
+    if tensor.notna().any():
+        text.append(
+            f"As third-order tensors the layers have {_percents(tensor)} of their energy antisymmetric under exchange: 0 % if "
+            "every pair of gate and up rows had its mirror image, 50 % if the exchanged tensor is orthogonal."
+        )
+    return " ".join(text)
 
 
 def _oddities(layers: pd.DataFrame) -> str:

@@ -92,6 +92,10 @@ class MLPForm(nn.Module):
             raise ShapeMismatch(f"{cls.__name__} has {', '.join(cls.axes)}, found {', '.join(given) or 'nothing'}")
         sizes: dict[str, int] = {}
         for name, tensor in given.items():
+            if not isinstance(tensor, Tensor):
+                raise BadOption(
+                    f"{name} is {type(tensor).__name__}", where=cls.__name__, hint="Give a tensor: torch.as_tensor(...)"
+                )
             axes = cls.axes[name]
             shape = tuple(tensor.shape)
             if len(shape) != len(axes) or any(

@@ -56,7 +56,15 @@ class GatedLayer:
     norm: str = "none"
 
     def __post_init__(self) -> None:
-        where, shape = f"layer {self.layer}", self.query.shape
+        where = f"layer {self.layer}"
+        parts = ("query", "key", "value", "query_bias", "key_bias", "output_bias")
+        for name in parts:
+            part = getattr(self, name)
+            if not isinstance(part, Tensor) and (part is not None or name in parts[:3]):
+                raise BadOption(
+                    f"{name} is {type(part).__name__}", where=where, hint="Give a tensor: torch.as_tensor(...)"
+                )
+        shape = self.query.shape
         if len(shape) != 2 or 0 in shape or self.key.shape != shape or self.value.shape != shape:
             raise ShapeMismatch(
                 "query, key and value must all be [d_mlp, d_model], found "

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from .arguments import whole_number
 from .checkpoint.checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.layout import Site
 from .checkpoint.memory import Workspace
@@ -42,9 +43,9 @@ def measure_layer(layer: GatedLayer, *, seed: int = 0, samples: int | None = Non
     Raises:
         BadOption: seed or samples are not whole numbers of at least 0 and 2.
     """
-    _check_numbers(seed, samples)
-    # named by place, so that a layer's numbers do not depend on which others are measured
+    seed, samples = _checked(seed, samples)
     layer = layer.detach()
+    # named by place, so that a layer's numbers do not depend on which others are measured
     place = zlib.crc32(f"{layer.tower}/{layer.expert}".encode())
     streams = np.random.SeedSequence([seed, place, layer.layer]).spawn(4)
     for_nulls, for_output, for_spectra, for_tensor = (np.random.default_rng(stream) for stream in streams)
@@ -54,7 +55,7 @@ def measure_layer(layer: GatedLayer, *, seed: int = 0, samples: int | None = Non
     whole = alive & ~(flags["zero_gate"] | flags["zero_up"] | flags["zero_down"])
     spectra, spectra_method = branch_spectra(layer, products, alive, for_spectra, exact=exact or None)
     tensor, tensor_error, tensor_method = tensor_asymmetry(
-        layer, exact=exact or None, seed=int(for_tensor.integers(2**32)), usable=alive
+        layer, exact=exact or None, seed=int(for_tensor.integers(2**32)), usable=alive, products=products
     )
     return LayerResult.of(
         layer,
@@ -100,7 +101,7 @@ def probe(
         GluProbeError: one of its subclasses.
     """
     checkpoint = _opened(model, options)
-    _check_numbers(seed, samples)
+    seed, samples = _checked(seed, samples)
     sites, without = _chosen(checkpoint, layers, towers)
     neurons, rows, classes, notes, counts, methods = [], {}, [], [], set(), {}
     iterator, workspace = iter(progress(sites)), Workspace()
@@ -132,11 +133,9 @@ def probe(
     return Report(layer_frame(ordered), join(neurons), join(classes), provenance)
 
 
-def _check_numbers(seed: int, samples: int | None) -> None:
-    if not isinstance(seed, int) or seed < 0:
-        raise BadOption(f"seed is {seed!r}", hint="Give a whole number of at least 0")
-    if samples is not None and (not isinstance(samples, int) or samples < 2):
-        raise BadOption(f"samples is {samples!r}", hint="Give a whole number: a standard error needs at least 2")
+def _checked(seed: int, samples: int | None) -> tuple[int, int | None]:
+    seed = whole_number("seed", seed, 0)
+    return seed, samples if samples is None else whole_number("samples", samples, 2, why="a standard error needs them")
 
 
 def _opened(model: str | os.PathLike | Checkpoint, options: dict[str, Any]) -> Checkpoint:

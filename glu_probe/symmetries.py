@@ -31,6 +31,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .activations import Activation, activation
+from .arguments import whole_number
 from .conversions import global_query_to_standard, standard_to_bilinear
 from .errors import BadOption
 from .forms import FORMS, BilinearAttentionMLP, GatedMLP, GlobalQueryMLP, MLPForm, StandardMLP
@@ -81,9 +82,11 @@ def rescale(form: MLPForm, c: float, *, degree: float = 1.0) -> MLPForm:
         inverse, net = c**-degree, c ** (1 - degree)
     except OverflowError:
         inverse = net = math.inf
-    if not (_finite(inverse) and _finite(net)) or inverse == 0:
+    range_ = torch.finfo(form.value.dtype)
+    if not all(_finite(factor) and range_.tiny <= abs(factor) <= range_.max for factor in (c, inverse, net)):
         raise BadOption(
-            f"c is {c!r} and degree {degree!r}, and c^degree is not a number to divide by",
+            f"c is {c!r} and degree {degree!r}: c or c^degree is no number that a {str(form.value.dtype)[6:]} form can be "
+            "multiplied and divided by",
             hint="A negative c needs a whole degree",
         )
     if isinstance(form, StandardMLP):
@@ -120,7 +123,7 @@ def symmetry_gap(form: MLPForm, operation: Operation, x: Float[Tensor, "*batch d
     Returns:
         NaN where both outputs are zero.
     """
-    plain, changed = (_without_output_bias(f)(x) for f in (form, operation(form)))
+    plain, changed = (_without_output_bias(f)(x).double() for f in (form, operation(form)))
     energy = plain.square().sum() + changed.square().sum()
     return ((plain - changed).square().sum() / (2 * energy)).item()
 
@@ -135,9 +138,16 @@ def verdict(form: type[MLPForm], act: Activation | str, symmetry: str) -> tuple[
     """Whether the theory says that a form keeps a symmetry for all its factors, and why.
 
     Args:
+        form: one of `FORMS`.
+        act: s, or its name.
         symmetry: a key of `SYMMETRIES`.
+
+    Raises:
+        BadOption: there is no such form or symmetry, or the symmetry needs a degree that s does not have.
     """
     act = activation(act)
+    if form not in FORMS:
+        raise BadOption(f"{form!r} is no form", hint=f"There are {', '.join(kind.__name__ for kind in FORMS)}")
     if symmetry not in SYMMETRIES:
         raise BadOption(f"there is no symmetry {symmetry!r}", hint=f"There are {', '.join(SYMMETRIES)}")
     by_degree = symmetry == DEGREE_SCALING
@@ -152,7 +162,7 @@ def verdict(form: type[MLPForm], act: Activation | str, symmetry: str) -> tuple[
         return act.linear, f"s(z)/z is {'constant' if act.linear else 'not constant'}"
     if by_degree:
         return True, f"s(c z) = c^p s(z) with p = {act.degree:g}"
-    if symmetry == "scaling c=-1":
+    if symmetry == SIGN_CHANGE:
         return act.odd, f"s is {'odd' if act.odd else 'not odd'}"
     if act.degree == 1.0:
         return True, "s is positively homogeneous: s(c z) = c s(z)"
@@ -161,11 +171,12 @@ def verdict(form: type[MLPForm], act: Activation | str, symmetry: str) -> tuple[
     )
 
 
+SIGN_CHANGE = "scaling c=-1"
 DEGREE_SCALING = "scaling c=2, k/c^p"
 SYMMETRIES: dict[str, Callable[[MLPForm], MLPForm]] = {
     "exchange": exchange,
     "scaling c=2": lambda form: rescale(form, 2.0),
-    "scaling c=-1": lambda form: rescale(form, -1.0),
+    SIGN_CHANGE: lambda form: rescale(form, -1.0),
     DEGREE_SCALING: lambda form: rescale(form, 2.0, degree=form.activation.degree),
 }
 
@@ -184,10 +195,14 @@ def symmetry_table(
         Frame with a row per form, activation and symmetry: form, activation, symmetry, gap (see `symmetry_gap`), kept
         (the gap is rounding), paper ("keeps" or "breaks"), because. `scaling c=2, k/c^p` only where s has a degree
         p other than 1; it is not the paper's, but says what such an s keeps instead. About a second.
+
+    Raises:
+        BadOption: a size, the number of samples or the seed is out of range.
     """
     import pandas as pd
 
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(whole_number("seed", seed, 0))
+    samples = whole_number("samples", samples, 1)
     x = torch.randn(samples, d_model, generator=generator, dtype=torch.float64)
     rows = []
     for kind in FORMS:

@@ -222,13 +222,14 @@ def bilinear_coefficient(
     E[S(a) b p] / E[p^2] with p = ab less its part along b. It does not depend on the scale or sign of b.
 
     Returns:
-        [neuron] float64; 0 where ab adds nothing (a branch is zero, or a is constant), NaN where an argument is.
+        [neuron] float64; 0 where ab adds nothing (a branch is zero, or a is constant), NaN where an argument is or is
+        beyond 1e60, where the fourth moments leave float64.
     """
     act = activation(act)
     scale_a, scale_b, rho, mean_a, mean_b = _per_neuron(query_scale, key_scale, rho, query_mean, key_mean)
-    rms_b = np.hypot(mean_b, scale_b)
-    out = np.where(np.isfinite(scale_a + mean_a + rms_b + rho), 0.0, np.nan)
-    live = np.flatnonzero((out == 0) & (scale_a > 0) & (rms_b > 0))
+    rms_a, rms_b = np.hypot(mean_a, scale_a), np.hypot(mean_b, scale_b)
+    out = np.where((rms_a < 1e60) & np.isfinite(rms_b + rho), 0.0, np.nan)
+    live = np.flatnonzero((out == 0) & (scale_a > 1e-60) & (rms_b > 0))
     for start in range(0, len(live), _CHUNK):
         pick = live[start : start + _CHUNK]
         unit = rms_b[pick]
@@ -366,7 +367,7 @@ def gaussian_measures(act: Activation | str, scale: object, rho: object) -> pd.D
     except (TypeError, ValueError) as error:
         raise BadOption(f"scale and rho must be numbers of shapes that go together ({error})") from None
     if (scale < 0).any():
-        raise BadOption(f"scale is {scale.min()}, but it is a standard deviation", hint="Give values >= 0")
+        raise BadOption(f"scale is {np.nanmin(scale)}, but it is a standard deviation", hint="Give values >= 0")
     if ((rho < 0) | (rho > 1)).any():
         raise BadOption(
             "rho must lie in [0, 1]",

@@ -28,32 +28,47 @@ Vectors = Float[Tensor, "width count"]
 
 @dataclass(frozen=True)
 class Spectrum:
-    """What is known of one version of a matrix.
+    """What is known of one version of a matrix; squared singular values in units of `scale`.
 
     Attributes:
+        scale: the unit, the largest squared norm of a row; 1 where all rows are zero.
         top: largest squared singular value; from below where it is iterated.
         total: sum of the squared singular values.
-        participation: total^2 over the sum of their squares, missing if all are 0.
+        participation: total^2 over the sum of their squares; missing if all are 0.
+        most: largest rank the matrix can have, and so the end of every count of directions.
         values: all squared singular values, falling, or None where only sums are known.
-        residual: |A^T A u - top u| / top, 0 where exact: how far `top` may be from the nearest squared singular value.
+        residual: |A^T A u - top u| / top, 0 where exact: how far the nearest squared singular value, not always the
+            largest, may be from `top`.
         participation_error: relative standard error of `participation`, 0 where exact.
     """
 
+    scale: float
     top: float
     total: float
     participation: float
+    most: int
     values: np.ndarray | None = None
     residual: float = 0.0
     participation_error: float = 0.0
 
     @property
+    def stable_rank(self) -> float:
+        """total over top, 1 to `most`; missing if all values are 0."""
+        return min(max(self.total / self.top, 1.0), float(self.most)) if self.top > 0 else math.nan
+
+    @property
     def gram_norm(self) -> float:
-        """Frobenius norm of A^T A."""
+        """Frobenius norm of A^T A, in units of `scale`."""
         return self.total / math.sqrt(self.participation)
 
 
+def _participation(total: float, squares: float, most: int) -> float:
+    """Within its range, which an estimate may leave."""
+    return min(max(total * total / squares, 1.0), float(most)) if squares > 0 else math.nan
+
+
 def exact_spectrum(matrix: Matrix, square: Tensor) -> Spectrum:
-    """All squared singular values, float64. Cost: rows width min(rows, width) flops and an eigenvalue problem.
+    """All squared singular values, float64. Cost: 2 rows width min(rows, width) flops and an eigenvalue problem.
 
     Args:
         square: [rows], squared norms of the rows.
@@ -61,13 +76,17 @@ def exact_spectrum(matrix: Matrix, square: Tensor) -> Spectrum:
     scale = square.max().item() or 1.0
     scaled = matrix.double() * scale**-0.5
     gram = scaled.T @ scaled if matrix.shape[0] >= matrix.shape[1] else scaled @ scaled.T
-    values = torch.linalg.eigvalsh(gram).clamp_(min=0.0).flip(0).numpy()
-    total, squares = square.sum().item(), float(np.square(values).sum())
+    values = torch.linalg.eigvalsh(gram).flip(0).numpy()
+    # what rounding leaves in the place of a zero is none
+    values = np.where(values > np.finfo(float).eps * max(matrix.shape) * values[0], values, 0.0)
+    total = (square / scale).sum().item()
     return Spectrum(
-        top=float(values[0]) * scale,
+        scale=scale,
+        top=min(float(values[0]), total),
         total=total,
-        participation=(total / scale) ** 2 / squares if squares > 0 else math.nan,
-        values=values * scale,
+        participation=_participation(total, float(np.square(values).sum()), min(matrix.shape)),
+        most=min(matrix.shape),
+        values=values,
     )
 
 
@@ -81,7 +100,7 @@ class GramOperator:
             square: [rows], squared norms of the rows.
             inverse: [rows], their inverses, 0 for rows that are 0.
         """
-        rows, self.width = matrix.shape
+        self.rows, self.width = rows, _ = matrix.shape
         self.scale = square.max().item() or 1.0
         known = square[square > 0]
         if known.numel() and (known.min() < _IN_RANGE[0] or self.scale > _IN_RANGE[1]):
@@ -135,59 +154,83 @@ def iterated_spectra(operator: GramOperator, square: Tensor, rng: np.random.Gene
     Cost: 4 rows width flops a vector and version; at most 16 Lanczos steps and 16 probes.
     """
     start = torch.from_numpy(rng.standard_normal(operator.width))
-    bases, images, tops, residuals = _lanczos(operator, start)
+    versions = _lanczos(operator, start / start.norm())
     noise = torch.from_numpy(rng.standard_normal((operator.width, _PROBES)))
-    probes = [noise - basis @ (basis.T @ noise) for basis in bases]
+    probes = [noise - one.basis @ (one.basis.T @ noise) for one in versions]
     probe_images = operator(*probes)
-    totals = (square.sum().item(), float((square > 0).sum()))
-    spectra = []
-    for version, scale in enumerate((operator.scale, 1.0)):
-        krylov = Krylov(bases[version], images[version], probes[version], probe_images[version])
+    totals = ((square / operator.scale).sum().item(), float((square > 0).sum()))
+    spectra, most = [], min(operator.rows, operator.width)
+    for one, probe, image, scale, total in zip(
+        versions, probes, probe_images, (operator.scale, 1.0), totals, strict=True
+    ):
+        krylov = Krylov(one.basis, one.image, probe, image)
         squares, error = krylov.trace_with(krylov.basis_image, krylov.probes_image)
         spectra.append(
             Spectrum(
-                top=tops[version] * scale,
-                total=totals[version],
-                participation=(totals[version] / scale) ** 2 / squares if squares > 0 else math.nan,
-                residual=residuals[version],
+                scale=scale,
+                top=min(one.top, total),
+                total=total,
+                participation=_participation(total, squares, most),
+                most=most,
+                residual=one.residual,
                 participation_error=error / squares if squares > 0 else 0.0,
             )
         )
     return spectra, krylov
 
 
-def _lanczos(operator: GramOperator, start: Tensor) -> tuple[list[Vectors], list[Vectors], list[float], list[float]]:
-    """Bases of both versions' Krylov spaces, images of them, top eigenvalues and relative residuals.
+class _Lanczos:
+    """The iteration for one version: its basis, the images of that, and the top eigenvalue so far.
 
-    Full reorthogonalisation; a version stops changing the answer once its space is exhausted.
+    It stops for itself, so that what is found of one version does not depend on the other. Full reorthogonalisation.
     """
-    first = start / start.norm()
-    bases, images = [[first], [first]], [[], []]
-    diagonal, off = [[], []], [[], []]
-    top, bound = [0.0, 0.0], [0.0, 0.0]
-    for _ in range(_STEPS):
-        products = operator(*(basis[-1][:, None] for basis in bases))
-        previous = list(top)
-        following = []
-        for c, product in enumerate(products):
-            image = product[:, 0]
-            images[c].append(image)
-            diagonal[c].append(image @ bases[c][-1])
-            for _twice in range(2):
-                for vector in bases[c]:
-                    image = image - vector * (image @ vector)
-            norm = image.norm()
-            tridiagonal = torch.diag(torch.stack(diagonal[c]))
-            for i, value in enumerate(off[c]):
-                tridiagonal[i, i + 1] = tridiagonal[i + 1, i] = value
-            values, vectors = torch.linalg.eigh(tridiagonal)
-            top[c] = values[-1].item()
-            bound[c] = abs(norm.item() * vectors[-1, -1].item()) / top[c] if top[c] > 0 else 0.0
-            off[c].append(norm)
-            following.append(image / torch.where(norm > 0, norm, 1.0))
-        if all(abs(now - before) <= _TOLERANCE * now for now, before in zip(top, previous, strict=True)):
-            break
-        for basis, vector in zip(bases, following, strict=True):
-            basis.append(vector)
-    kept = [torch.stack(basis[: len(image)], dim=1) for basis, image in zip(bases, images, strict=True)]
-    return kept, [torch.stack(image, dim=1) for image in images], top, bound
+
+    def __init__(self, start: Float[Tensor, " width"]) -> None:
+        self._basis, self._images = [start], []
+        self._diagonal: list[float] = []
+        self._off: list[float] = []
+        self.top, self.residual, self.done = 0.0, 0.0, False
+
+    @property
+    def basis(self) -> Vectors:
+        return torch.stack(self._basis[: len(self._images)], dim=1)
+
+    @property
+    def image(self) -> Vectors:
+        return torch.stack(self._images, dim=1)
+
+    @property
+    def next(self) -> Vectors:
+        """What the operator is to be applied to, nothing once it is done."""
+        return self._basis[-1][:, None][:, : 0 if self.done else 1]
+
+    def step(self, product: Vectors) -> None:
+        if self.done:
+            return
+        image = product[:, 0]
+        self._images.append(image)
+        self._diagonal.append((image @ self._basis[-1]).item())
+        for _twice in range(2):
+            for vector in self._basis:
+                image = image - vector * (image @ vector)
+        norm = image.norm().item()
+        tridiagonal = np.diag(self._diagonal) + np.diag(self._off, 1) + np.diag(self._off, -1)
+        values, vectors = np.linalg.eigh(tridiagonal)
+        before, self.top = self.top, max(float(values[-1]), 0.0)
+        self.residual = abs(norm * vectors[-1, -1]) / self.top if self.top > 0 else 0.0
+        settled = abs(self.top - before) <= _TOLERANCE * self.top
+        exhausted = norm <= np.finfo(float).eps * self.top or len(self._basis) == len(image)
+        if settled or exhausted or len(self._images) == _STEPS:
+            self.done = True
+            return
+        self._off.append(norm)
+        self._basis.append(image / norm)
+
+
+def _lanczos(operator: GramOperator, start: Float[Tensor, " width"]) -> list[_Lanczos]:
+    """Of the raw and of the unit version."""
+    versions = [_Lanczos(start), _Lanczos(start)]
+    while not all(one.done for one in versions):
+        for one, product in zip(versions, operator(*(one.next for one in versions)), strict=True):
+            one.step(product)
+    return versions

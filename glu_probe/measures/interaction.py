@@ -7,25 +7,30 @@ trained model. Eigenvectors of such forms as features: Pearce et al., arXiv 2410
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..errors import BadOption, ShapeMismatch, UnknownActivation
+from ..arguments import vector, whole_number
+from ..errors import BadOption, UnknownActivation
 from ..neurons import GatedLayer
 from .gaussian import bilinear_coefficient
 from .spectra import effective_rank
 
 _EXACT_FLOPS = 5e10
 _SAMPLES = 4096
+_ROWS = 256
 
 PerNeuron = Float[Tensor, " d_mlp"]
+Direction = Float[Tensor, " d_model"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Interaction:
     """The quadratic form of one output direction, by its eigenvectors.
 
@@ -38,7 +43,7 @@ class Interaction:
         top_share: share of the largest eigenvalue in sum l^2.
     """
 
-    direction: Float[Tensor, " d_model"]
+    direction: Direction
     eigenvalues: Float[Tensor, " d_model"]
     features: Float[Tensor, "d_model d_model"]
     effective_rank: float
@@ -49,11 +54,11 @@ class Interaction:
 def bilinear_coefficients(layer: GatedLayer) -> PerNeuron:
     """beta_j: how much of the product a_j b_j is in each neuron's coefficient S(a_j) b_j on isotropic input.
 
-    The coefficient of ab in the least-squares fit of S(a) b by 1-parameter terms b and then ab (less what b has of it):
-    1 for a linear gate, 1/2 for a ReLU or a SiLU near 0. It scales neither with k nor with v. By quadrature, with biases.
+    The coefficient of ab in the least-squares fit of S(a) b by terms in b and ab: 1 for a linear gate, 1/2 for a ReLU or a
+    SiLU near 0. It scales neither with k nor with v. By quadrature, with biases; 30 microseconds a neuron.
 
     Returns:
-        [d_mlp] float64, 0 where a branch is zero, NaN where it is not finite.
+        [d_mlp] float64, 0 where a branch is zero, NaN where it is not finite or beyond 1e60.
 
     Raises:
         UnknownActivation: the activation, or the scale of the layer's input, is not known.
@@ -65,31 +70,33 @@ def bilinear_coefficients(layer: GatedLayer) -> PerNeuron:
             hint="Give coefficients of your own; all ones treat the layer as bilinear",
         )
     query, key = layer.query.detach().double(), layer.key.detach().double()
-    norms, product = (query.norm(dim=1), key.norm(dim=1)), (query * key).sum(1)
-    rho = (product / (norms[0] * norms[1])).nan_to_num(0.0).clamp(-1, 1)
-    means = (
+    norms = torch.stack((query.norm(dim=1), key.norm(dim=1)))
+    units = [rows / norm.clamp(min=1e-300)[:, None] for rows, norm in zip((query, key), norms, strict=True)]
+    rho = (units[0] * units[1]).sum(1).clamp(-1, 1)
+    means = [
         torch.zeros_like(rho) if bias is None else bias.detach().double() for bias in (layer.query_bias, layer.key_bias)
-    )
-    values = bilinear_coefficient(act, *(part.numpy() for part in (*norms, rho, *means)))
-    return torch.from_numpy(values)
+    ]
+    return torch.from_numpy(bilinear_coefficient(act, *(part.numpy() for part in (*norms, rho, *means))))
 
 
-def _coefficients(layer: GatedLayer, given: PerNeuron | None) -> PerNeuron:
-    if given is None:
-        given = bilinear_coefficients(layer)
-    given = given.detach().double()
-    if given.shape != (layer.d_mlp,):
-        raise ShapeMismatch(f"coefficients are {list(given.shape)}, expected [{layer.d_mlp}]")
-    return given
+def coefficients_of(layer: GatedLayer, given: Any = None) -> PerNeuron:
+    """The coefficients that were given, checked, or else `bilinear_coefficients`."""
+    return bilinear_coefficients(layer) if given is None else vector("coefficients", given, layer.d_mlp)
 
 
-def _live(layer: GatedLayer, coefficients: PerNeuron) -> Tensor:
-    finite = [factor.isfinite().all(dim=1) for factor in (layer.query, layer.key, layer.value)]
-    return (finite[0] & finite[1] & finite[2] & coefficients.isfinite()).nonzero().flatten()
+def _terms(layer: GatedLayer, given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """query, beta * key and value of the neurons in which all is finite: [live, d_model] float64 each."""
+    beta = coefficients_of(layer, given)
+    factors = [factor.detach() for factor in (layer.query, layer.key, layer.value)]
+    live = beta.isfinite()
+    for factor in factors:
+        live = live & factor.isfinite().all(dim=1)
+    query, key, value = (factor[live].double() for factor in factors)
+    return query, key * beta[live][:, None], value
 
 
 def interaction_matrix(
-    layer: GatedLayer, direction: Float[Tensor, " d_model"], coefficients: PerNeuron | None = None
+    layer: GatedLayer, direction: Direction, coefficients: PerNeuron | None = None
 ) -> Float[Tensor, "d_model d_model"]:
     """B_u = sum_j (u.v_j) beta_j sym(q_j k_j^T) for u = direction / |direction|: symmetric, float64, gauge-free.
 
@@ -103,44 +110,39 @@ def interaction_matrix(
         ShapeMismatch, BadOption: a direction of another width, or zero. UnknownActivation: see `bilinear_coefficients`.
     """
     unit = _unit(direction, layer.d_model)
-    beta = _coefficients(layer, coefficients)
-    live = _live(layer, beta)
-    query, key, value = (factor[live].detach().double() for factor in (layer.query, layer.key, layer.value))
-    product = query.T @ (key * ((value @ unit) * beta[live])[:, None])
+    query, key, value = _terms(layer, coefficients)
+    product = query.T @ (key * (value @ unit)[:, None])
     return (product + product.T) / 2
 
 
-def _unit(direction: Tensor, width: int) -> Tensor:
-    direction = direction.detach().double()
-    if direction.shape != (width,):
-        raise ShapeMismatch(f"the direction is {list(direction.shape)}, expected [{width}]")
-    norm = direction.norm()
-    if not (norm > 0 and norm.isfinite()):
+def _unit(direction: Any, width: int) -> Direction:
+    direction = vector("the direction", direction, width)
+    largest = direction.abs().max()
+    if not (largest > 0 and largest.isfinite()):
         raise BadOption("the direction is zero or not finite", hint="Give a vector of the residual stream")
-    return direction / norm
+    direction = direction / largest
+    return direction / direction.norm()
 
 
-def interaction_features(
-    layer: GatedLayer, direction: Float[Tensor, " d_model"], coefficients: PerNeuron | None = None
-) -> Interaction:
+def interaction_features(layer: GatedLayer, direction: Direction, coefficients: PerNeuron | None = None) -> Interaction:
     """Eigen-features of what the layer writes along a direction; see `interaction_matrix` for arguments and errors.
 
     Cost: 2 d_mlp d_model^2 flops and an eigenvalue problem of d_model (about 9 d_model^3).
     """
     matrix = interaction_matrix(layer, direction, coefficients)
-    values, vectors = torch.linalg.eigh(matrix)
+    largest = matrix.abs().max()
+    known = bool(largest > 0)
+    values, vectors = torch.linalg.eigh(matrix / largest if known else matrix)
     order = values.abs().argsort(descending=True)
     values = values[order]
-    squares = values.square()
-    total = squares.sum()
-    known = bool(total > 0)
+    share = (values / values[0]).square() if known else values
     return Interaction(
         direction=_unit(direction, layer.d_model),
-        eigenvalues=values,
+        eigenvalues=values * largest,
         features=vectors[:, order].T,
         effective_rank=effective_rank(values.abs().numpy()),
-        participation_ratio=(total.square() / squares.square().sum()).item() if known else float("nan"),
-        top_share=(squares[0] / total).item() if known else float("nan"),
+        participation_ratio=(share.sum().square() / share.square().sum()).item() if known else math.nan,
+        top_share=(1 / share.sum()).item() if known else math.nan,
     )
 
 
@@ -161,28 +163,38 @@ def output_directions(
         count: 1 to d_model.
         coefficients: as in `interaction_matrix`.
         exact: M from Gram matrices, 8 d_mlp^2 d_model flops, or from 4096 random pairs of inputs, 12 d_mlp d_model flops
-            each (relative error of M about 2 / sqrt(4096)); None for exact up to 5e10 flops.
+            each; None for exact up to 5e10 flops. Sampled directions are right where M has a few that stand out; among
+            others of nearly the same energy they are a mixture.
         seed: of the random pairs.
 
     Returns:
-        The directions, and |B_u|_F^2 of each (estimated where sampled); float64.
+        The directions, and |B_u|_F^2 of each, which is exact for the directions returned either way (2 d_mlp d_model^2 flops
+        each); float64.
+
+    Raises:
+        BadOption: count or seed out of range. UnknownActivation: see `bilinear_coefficients`.
     """
-    if not isinstance(count, int) or not 1 <= count <= layer.d_model:
-        raise BadOption(f"count is {count!r}", hint=f"Give a whole number from 1 to {layer.d_model}")
-    beta = _coefficients(layer, coefficients)
-    live = _live(layer, beta)
-    query, key, value = (factor[live].detach().double() for factor in (layer.query, layer.key, layer.value))
-    key = key * beta[live][:, None]
+    count, seed = whole_number("count", count, 1, layer.d_model), whole_number("seed", seed, 0)
+    beta = coefficients_of(layer, coefficients)
+    query, key, value = (_scaled(factor) for factor in _terms(layer, beta))
     exact = 8 * layer.d_mlp**2 * layer.d_model <= _EXACT_FLOPS if exact is None else exact
+    moment = torch.zeros(layer.d_model, layer.d_model, dtype=torch.float64)
     if exact:
-        products = (query @ query.T) * (key @ key.T)
-        cross = query @ key.T
-        products += cross * cross.T
-        moment = value.T @ (products / 2) @ value
+        for start in range(0, len(query), _ROWS):
+            rows = slice(start, start + _ROWS)
+            products = (query[rows] @ query.T) * (key[rows] @ key.T) + (query[rows] @ key.T) * (key[rows] @ query.T)
+            moment += value[rows].T @ (products @ value)
     else:
-        rng = np.random.default_rng(seed)
-        x, y = torch.from_numpy(rng.standard_normal((2, _SAMPLES, layer.d_model)))
-        outputs = (((x @ query.T) * (y @ key.T) + (y @ query.T) * (x @ key.T)) / 2) @ value
-        moment = outputs.T @ outputs / _SAMPLES
-    values, vectors = torch.linalg.eigh(moment)
-    return vectors[:, -count:].flip(1).T.contiguous(), values[-count:].flip(0).clamp(min=0.0)
+        x, y = torch.from_numpy(np.random.default_rng(seed).standard_normal((2, _SAMPLES, layer.d_model)))
+        outputs = ((x @ query.T) * (y @ key.T) + (y @ query.T) * (x @ key.T)) @ value
+        moment = outputs.T @ outputs
+    directions = torch.linalg.eigh(_scaled(moment)).eigenvectors[:, -count:].flip(1).T.contiguous()
+    energies = torch.stack([interaction_matrix(layer, one, beta).square().sum() for one in directions])
+    order = energies.argsort(descending=True, stable=True)
+    return directions[order], energies[order]
+
+
+def _scaled(matrix: Tensor) -> Tensor:
+    """With a largest entry of 1, so that products of several keep their range."""
+    largest = matrix.abs().max() if matrix.numel() else 0.0
+    return matrix / largest if largest > 0 else matrix

@@ -6,18 +6,21 @@ Raw figures of the up and down matrices depend on the gauge; those of unit-row m
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..arguments import whole_number
 from ..errors import BadOption
 from ..neurons import GatedLayer
 from .gram import GramOperator, Krylov, Spectrum, exact_spectrum, iterated_spectra
 from .products import RowProducts, row_products
 
-EXACT_FLOPS = 4e9  # of one Gram matrix, d_mlp d_model^2: up to widths of about 1000
+EXACT_FLOPS = 4e9  # of half a Gram matrix, d_mlp d_model^2: up to widths of about 1000
+_TINY = 1e-290  # squared norms below have no inverse in float64
 
 Matrix = Float[Tensor, "d_mlp d_model"]
 
@@ -39,57 +42,61 @@ def branch_spectra(
     Rows that are not usable are left out; zero rows have no direction and are left out of the unit-row matrices.
 
     Args:
-        exact: all singular values (2 d_mlp d_model^2 flops and two eigenvalue problems a matrix), or Lanczos
+        exact: all singular values (4 d_mlp d_model^2 flops and two eigenvalue problems a matrix), or Lanczos
             iteration and random probes (about 80 products of 4 d_mlp d_model flops a matrix), which leave effective
             ranks missing; None for exact up to `EXACT_FLOPS`.
 
     Returns:
-        The columns, with `spectral_residual` and `spectral_sampling_error`: the worst bounds of the relative errors of
-        squared spectral norms and of participation ratios (one standard error; of the overlap too), 0 where exact; and
-        how they were found, in words.
+        The columns, with `spectral_residual` (worst of the six; see `gram.Spectrum`), `spectral_sampling_error` (worst
+        relative standard error of a participation ratio) and `branch_overlap_se`, 0 where exact; and how they were
+        found, in words. Missing where no row is usable. Sampled participation ratios and overlaps are cut to their ranges.
     """
     rows, width = layer.query.shape
     exact = rows * width * min(rows, width) <= EXACT_FLOPS if exact is None else exact
     keep = torch.from_numpy(usable)
     out: dict[str, float] = {}
-    found: list[Spectrum] = []
-    sides = []
+    found: dict[str, tuple[Spectrum, Spectrum]] = {}
+    units: dict[str, Matrix] = {}
+    learnt: dict[str, tuple[GramOperator, Krylov]] = {}
     for name, matrix, square in (
         ("gate", layer.query, products.qq),
         ("up", layer.key, products.kk),
         ("down", layer.value, products.vv),
     ):
-        square = torch.from_numpy(np.where(usable, square, 0.0))
+        square = torch.from_numpy(np.where(usable & (square > _TINY), square, 0.0))
         matrix = matrix if bool(keep.all()) else torch.where(keep[:, None], matrix, 0.0)
         inverse = torch.where(square > 0, 1 / square, 0.0)
         if exact:
-            unit = matrix.double() * inverse.sqrt()[:, None]
-            spectra = exact_spectrum(matrix, square), exact_spectrum(unit, (square > 0).double())
-            sides.append(unit)
+            units[name] = matrix.double() * inverse.sqrt()[:, None]
+            found[name] = exact_spectrum(matrix, square), exact_spectrum(units[name], (square > 0).double())
         else:
             operator = GramOperator(matrix, square, inverse)
             spectra, krylov = iterated_spectra(operator, square, rng)
-            sides.append((operator, krylov))
-        found += spectra
-        out |= _columns(name, *spectra)
-    overlap = _exact_overlap(*sides[:2]) if exact else _sampled_overlap(*sides[0], sides[1][0])
-    gate, up = found[1], found[3]  # with unit rows
-    known = gate.total > 0 and up.total > 0
-    out["branch_overlap"] = min(overlap[0] / (gate.gram_norm * up.gram_norm), 1.0) if known else math.nan
-    out["branch_overlap_null"] = math.sqrt(gate.participation * up.participation) / width
-    out["spectral_residual"] = max(spectrum.residual for spectrum in found)
-    errors = [spectrum.participation_error for spectrum in found]
-    out["spectral_sampling_error"] = max(*errors, overlap[1] / overlap[0] if overlap[0] > 0 else 0.0)
+            found[name], learnt[name] = tuple(spectra), (operator, krylov)
+        out |= _columns(name, *found[name])
+    shared, error = (
+        _exact_overlap(units["gate"], units["up"]) if exact else _sampled_overlap(learnt["gate"][1], learnt["up"][0])
+    )
+    gate, up = found["gate"][1], found["up"][1]
+    whole = gate.gram_norm * up.gram_norm
+    out["branch_overlap"] = min(max(shared / whole, 0.0), 1.0) if whole > 0 else math.nan
+    out["branch_overlap_se"] = error / whole if whole > 0 else math.nan
+    out["branch_overlap_null"] = min(math.sqrt(gate.participation * up.participation) / width, 1.0)
+    every = [spectrum for pair in found.values() for spectrum in pair]
+    out["spectral_residual"] = max(spectrum.residual for spectrum in every)
+    out["spectral_sampling_error"] = max(spectrum.participation_error for spectrum in every)
+    if not usable.any():
+        out = dict.fromkeys(out, math.nan)
     return out, "exact" if exact else "Lanczos and random probes"
 
 
 def _columns(name: str, raw: Spectrum, unit: Spectrum) -> dict[str, float]:
-    out = {f"{name}_frobenius": math.sqrt(raw.total)}
+    out = {f"{name}_frobenius": math.sqrt(raw.total) * math.sqrt(raw.scale)}
     for suffix, spectrum in (("", raw), ("_unit", unit)):
-        top = min(spectrum.top, spectrum.total)  # which rounding could pass
-        known = top > 0
-        out[f"{name}_spectral_norm{suffix}"] = math.sqrt(top) if known else math.nan
-        out[f"{name}_stable_rank{suffix}"] = spectrum.total / top if known else math.nan
+        known = spectrum.top > 0
+        norm = math.sqrt(spectrum.top) * math.sqrt(spectrum.scale)
+        out[f"{name}_spectral_norm{suffix}"] = norm if known else math.nan
+        out[f"{name}_stable_rank{suffix}"] = spectrum.stable_rank
         out[f"{name}_participation_ratio{suffix}"] = spectrum.participation
         out[f"{name}_effective_rank{suffix}"] = (
             effective_rank(np.sqrt(spectrum.values)) if known and spectrum.values is not None else math.nan
@@ -97,27 +104,38 @@ def _columns(name: str, raw: Spectrum, unit: Spectrum) -> dict[str, float]:
     return out
 
 
-def effective_rank(singular: Float[np.ndarray, " rank"]) -> float:
+def effective_rank(sizes: Any) -> float:
     """exp of the entropy of p / sum p for singular values (or sizes of eigenvalues) p >= 0; missing if all are 0.
 
     Roy & Vetterli, The effective rank (2007). Between 1 and the number of values.
+
+    Raises:
+        BadOption: a value is negative, not finite, or no number.
     """
-    largest = singular.max(initial=0.0)
+    try:
+        sizes = np.asarray(sizes)
+        real = sizes.astype(float) if sizes.dtype.kind in "iuf" else None
+    except (TypeError, ValueError, RuntimeError):
+        real = None
+    if real is None or not (np.isfinite(real) & (real >= 0)).all():
+        raise BadOption("effective_rank takes finite numbers of at least 0", hint="Give singular values")
+    largest = real.max(initial=0.0)
     if not largest > 0:
         return math.nan
-    share = singular / largest
+    share = real / largest
     share = share[share > 0] / share.sum()
-    return float(np.exp(-(share * np.log(share)).sum()))
+    return min(float(np.exp(-(share * np.log(share)).sum())), float(share.size))
 
 
 def _exact_overlap(query: Matrix, key: Matrix) -> tuple[float, float]:
+    """<Q^T Q, K^T K> of unit rows, and its error."""
     if query.shape[0] < query.shape[1]:
         return (query @ key.T).square().sum().item(), 0.0
     return ((query.T @ query) * (key.T @ key)).sum().item(), 0.0
 
 
-def _sampled_overlap(_: GramOperator, query: Krylov, key: GramOperator) -> tuple[float, float]:
-    """<Q^T Q, K^T K> from the images of what is known of Q under K."""
+def _sampled_overlap(query: Krylov, key: GramOperator) -> tuple[float, float]:
+    """The same from the images of what is known of Q under K."""
     none = query.basis[:, :0]
     _, image = key(none, torch.cat((query.basis, query.probes), dim=1))
     return query.trace_with(*image.split((query.basis.shape[1], query.probes.shape[1]), dim=1))
@@ -134,18 +152,25 @@ def principal_angles(layer: GatedLayer, rank: int) -> Float[np.ndarray, " rank"]
         rank: 1 to min(d_mlp, d_model).
 
     Raises:
-        BadOption: rank is out of that range.
+        BadOption: rank is out of that range, or larger than the rank of one of the matrices.
     """
-    most = min(layer.query.shape)
-    if not isinstance(rank, int) or not 1 <= rank <= most:
-        raise BadOption(f"rank is {rank!r}", where=f"layer {layer.layer}", hint=f"Give a whole number from 1 to {most}")
+    layer = layer.detach()
+    rank = whole_number("rank", rank, 1, min(layer.query.shape))
     products = row_products(layer)
     bases = []
-    for matrix, square in ((layer.query, products.qq), (layer.key, products.kk)):
-        known = torch.from_numpy((square > 0) & np.isfinite(square))
+    for name, matrix, square in (("gate", layer.query, products.qq), ("up", layer.key, products.kk)):
+        known = torch.from_numpy((square > _TINY) & np.isfinite(square))
         inverse = torch.where(known, torch.from_numpy(square), 1.0).rsqrt() * known
         unit = torch.where(known[:, None], matrix.double(), 0.0) * inverse[:, None]
-        bases.append(torch.linalg.eigh(unit.T @ unit).eigenvectors[:, -rank:])
+        values, vectors = torch.linalg.eigh(unit.T @ unit)
+        present = int((values > np.finfo(float).eps * max(unit.shape) * values[-1]).sum()) if known.any() else 0
+        if rank > present:
+            raise BadOption(
+                f"rank is {rank}, but the {name} matrix has {present} directions",
+                where=f"layer {layer.layer}",
+                hint="Beyond them any direction is as good as another",
+            )
+        bases.append(vectors[:, -rank:])
     # asin of the part outside, for small angles; acos of the part inside, for large ones
     inside = bases[0].T @ bases[1]
     cosines = torch.linalg.svdvals(inside).clamp_(max=1.0)

@@ -7,6 +7,7 @@ another gate the coefficients of `interaction.bilinear_coefficients` weight its 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,12 +15,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..errors import BadOption
+from ..arguments import whole_number
 from ..neurons import GatedLayer
+from .products import RowProducts, row_products
 
 _EXACT_FLOPS = 2e10
 _COST = 2_000_000_000  # samples x weights of one matrix spent by default
 _ROWS = 256
+_SINGLE = 8_000_000  # weights of one matrix beyond which float32 does: the sampling error is a thousand times larger
+_CANCELLED = 1e-9  # of the energy that the terms would have if they were orthogonal: below, rounding is what is left
 
 
 @dataclass(frozen=True)
@@ -27,29 +31,47 @@ class UnitFactors:
     """Directions of the three factors and the size of each neuron's term, so that no product leaves its range.
 
     Attributes:
-        query, key, value: [neuron, d_model] float64 rows of norm 1.
-        weight: [neuron] |q||k||v|, scaled to a largest of 1.
+        layer: whose neurons they are.
+        neurons: [live] indices of those whose three rows are finite and not zero.
+        norms: [3, live] |q|, |k|, |v|.
+        weight: [live] |q||k||v|, scaled to a largest of 1.
     """
 
-    query: Float[Tensor, "neuron d_model"]
-    key: Float[Tensor, "neuron d_model"]
-    value: Float[Tensor, "neuron d_model"]
-    weight: Float[Tensor, " neuron"]
+    layer: GatedLayer
+    neurons: Tensor
+    norms: Float[Tensor, "3 live"]
+    weight: Float[Tensor, " live"]
 
+    @classmethod
+    def of(
+        cls, layer: GatedLayer, usable: np.ndarray | None = None, products: RowProducts | None = None
+    ) -> UnitFactors:
+        """Of those neurons of a layer that are also `usable` where that is given."""
+        products = row_products(layer) if products is None else products
+        norms = torch.from_numpy(np.sqrt(np.stack((products.qq, products.kk, products.vv))))
+        live = (norms > 0).all(0) & norms.isfinite().all(0)
+        if usable is not None:
+            live &= torch.from_numpy(usable)
+        norms = norms[:, live]
+        logs = norms.log().sum(0)
+        return cls(layer.detach(), live.nonzero().flatten(), norms, (logs - logs.max()).exp() if len(logs) else logs)
 
-def unit_factors(layer: GatedLayer, usable: np.ndarray | None = None) -> tuple[UnitFactors, np.ndarray]:
-    """Of the neurons whose three rows are finite and not zero, and `usable` where that is given; and their indices."""
-    parts, logs = [], torch.zeros(layer.d_mlp, dtype=torch.float64)
-    live = torch.ones(layer.d_mlp, dtype=torch.bool) if usable is None else torch.from_numpy(usable)
-    for factor in (layer.query, layer.key, layer.value):
-        rows = factor.detach().double()
-        norm = rows.norm(dim=1)
-        live = live & (norm > 0) & norm.isfinite()
-        parts.append(rows / norm[:, None])
-        logs += norm.log()
-    logs = logs[live]
-    weight = (logs - logs.max()).exp() if len(logs) else logs
-    return UnitFactors(*(part[live] for part in parts), weight), live.nonzero().flatten().numpy()
+    def __len__(self) -> int:
+        return len(self.neurons)
+
+    def rows(self, dtype: torch.dtype, step: int = _ROWS) -> Iterator[tuple[slice, tuple[Tensor, Tensor, Tensor]]]:
+        """Unit rows of query, key and value, block by block."""
+        for start in range(0, len(self), step):
+            block = slice(start, min(start + step, len(self)))
+            yield block, self.unit(block, dtype)
+
+    def unit(self, block: slice, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+        """Unit rows of query, key and value of a block: [block, d_model] each."""
+        factors = (self.layer.query, self.layer.key, self.layer.value)
+        return tuple(
+            (factor[self.neurons[block]].double() / norm[block, None]).to(dtype)
+            for factor, norm in zip(factors, self.norms, strict=True)
+        )
 
 
 def tensor_asymmetry(
@@ -59,6 +81,7 @@ def tensor_asymmetry(
     samples: int | None = None,
     seed: int = 0,
     usable: np.ndarray | None = None,
+    products: RowProducts | None = None,
 ) -> tuple[float, float, str]:
     """Share of the tensor's energy that changes sign under exchange: (1 - <T, T^t> / |T|^2) / 2, T^t = T with q and k swapped.
 
@@ -69,60 +92,63 @@ def tensor_asymmetry(
         exact: by the Gram matrices of the factors, 5 d_mlp^2 d_model flops, or from samples of
             F(x, y) = sum_j (q_j.x)(k_j.y) v_j at independent normal x, y, 12 d_mlp d_model flops each; None for exact up
             to 2e10 flops, about 2500 neurons of width 600.
-        samples: number of pairs (x, y), at least 2; None for as many as a fixed cost buys, 32 to 1024.
+        samples: number of pairs (x, y), at least 2; None for as many as a fixed cost buys, 64 to 1024. Where one neuron
+            is most of T the estimate is biased by about its value over the number of samples.
         seed: of the samples.
         usable: [d_mlp] bool, the neurons that take part; None for all whose rows are finite and not zero.
+        products: the layer's `row_products`, if they are at hand.
 
     Returns:
-        The share, its standard error (0 where exact) and how it was found, in words. NaN where no neuron is left.
+        The share, its standard error (0 where exact) and how it was found, in words. NaN where no neuron is left, or where
+        the neurons cancel each other to rounding.
 
     Raises:
-        BadOption: fewer than 2 samples.
+        BadOption: fewer than 2 samples, or a seed that is no whole number of at least 0.
     """
-    if samples is not None and (not isinstance(samples, int) or samples < 2):
-        raise BadOption(f"samples is {samples!r}", hint="A standard error needs at least 2")
+    seed = whole_number("seed", seed, 0)
+    if samples is not None:
+        samples = whole_number("samples", samples, 2, why="a standard error needs them")
     exact = 5 * layer.d_mlp**2 * layer.d_model <= _EXACT_FLOPS if exact is None else exact
-    units, _ = unit_factors(layer, usable)
-    how = "exact"
-    if not exact:
-        samples = samples or int(np.clip(_COST // (layer.d_mlp * layer.d_model), 32, 1024))
-        how = f"{samples} random pairs"
-    if not len(units.weight):
-        return math.nan, math.nan, how
-    if not exact:
-        return *_sampled(units, samples, np.random.default_rng(seed)), how
-    kept, swapped = _inner_products(units)
-    return float(np.clip((1 - swapped / kept) / 2, 0.0, 1.0)), 0.0, how
+    units = UnitFactors.of(layer, usable, products)
+    apart = units.weight.square().sum().item()
+    if exact:
+        kept, swapped = _inner_products(units)
+        share = (1 - swapped / kept) / 2 if kept > _CANCELLED * apart else math.nan
+        return min(max(share, 0.0), 1.0) if share == share else share, 0.0 if share == share else math.nan, "exact"
+    samples = samples or int(np.clip(_COST // (layer.d_mlp * layer.d_model), 64, 1024))
+    difference, energy = _sampled(units, samples, np.random.default_rng(seed))
+    if not energy.mean() > 4 * _CANCELLED * apart:
+        return math.nan, math.nan, f"{samples} random pairs"
+    share = (difference.mean() / energy.mean()).item()
+    spread = ((difference - share * energy) / energy.mean()).std().item()  # delta method
+    return share, spread / math.sqrt(samples), f"{samples} random pairs"
 
 
 def _inner_products(units: UnitFactors) -> tuple[float, float]:
     """<T, T> and <T, T^t>, block by block of the upper triangle."""
     kept = swapped = 0.0
-    count = len(units.weight)
-    for start in range(0, count, _ROWS):
-        rows, rest = slice(start, min(start + _ROWS, count)), slice(start, None)
-        outputs = (units.value[rows] * units.weight[rows, None]) @ (units.value[rest] * units.weight[rest, None]).T
+    every = units.unit(slice(0, len(units)))
+    for start in range(0, len(units), _ROWS):
+        rows, rest = slice(start, min(start + _ROWS, len(units))), slice(start, None)
+        query, key, value = (factor[rows] for factor in every)
+        queries, keys, values = (factor[rest] for factor in every)
+        outputs = (value * units.weight[rows, None]) @ (values * units.weight[rest, None]).T
         # the block on the diagonal is whole, the part right of it stands for its mirror image too
         outputs[:, rows.stop - start :] *= 2
-        query, key = units.query[rows], units.key[rows]
-        kept += ((query @ units.query[rest].T) * (key @ units.key[rest].T) * outputs).sum().item()
-        swapped += ((query @ units.key[rest].T) * (key @ units.query[rest].T) * outputs).sum().item()
+        kept += ((query @ queries.T) * (key @ keys.T) * outputs).sum().item()
+        swapped += ((query @ keys.T) * (key @ queries.T) * outputs).sum().item()
     return kept, swapped
 
 
-def _sampled(units: UnitFactors, samples: int, rng: np.random.Generator) -> tuple[float, float]:
-    """|F(x, y) - F(y, x)|^2 over 2 (|F(x, y)|^2 + |F(y, x)|^2) in the mean, with its standard error (delta method)."""
-    x, y = torch.from_numpy(rng.standard_normal((2, samples, units.query.shape[1])))
-    forth, back = bilinear_map(units, x, y), bilinear_map(units, y, x)
-    difference = (forth - back).square().sum(1)
-    energy = 2 * (forth.square().sum(1) + back.square().sum(1))
-    share = (difference.mean() / energy.mean()).item()
-    spread = ((difference - share * energy) / energy.mean()).std().item()
-    return share, spread / math.sqrt(samples)
-
-
-def bilinear_map(
-    units: UnitFactors, x: Float[Tensor, "sample d_model"], y: Float[Tensor, "sample d_model"]
-) -> Float[Tensor, "sample d_model"]:
-    """F(x, y) = sum_j weight_j (q_j.x)(k_j.y) v_j."""
-    return ((x @ units.query.T) * (y @ units.key.T) * units.weight) @ units.value
+def _sampled(units: UnitFactors, samples: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """|F(x, y) - F(y, x)|^2 and 2 (|F(x, y)|^2 + |F(y, x)|^2) of every sample: [sample] each."""
+    width = units.layer.d_model
+    dtype = torch.float64 if units.layer.d_mlp * width <= _SINGLE else torch.float32
+    x, y = torch.from_numpy(rng.standard_normal((2, samples, width))).to(dtype)
+    forth, back = torch.zeros(2, samples, width, dtype=dtype)
+    for block, (query, key, value) in units.rows(dtype):
+        weight = units.weight[block].to(dtype)
+        forth += ((x @ query.T) * (y @ key.T) * weight) @ value
+        back += ((y @ query.T) * (x @ key.T) * weight) @ value
+    forth, back = forth.double(), back.double()
+    return (forth - back).square().sum(1), 2 * (forth.square().sum(1) + back.square().sum(1))

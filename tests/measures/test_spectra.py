@@ -67,6 +67,10 @@ def test_effective_rank_of_known_values():
         math.exp(0.75 * math.log(4 / 3) + 0.25 * math.log(4))
     )
     assert math.isnan(effective_rank(np.zeros(3)))
+    assert effective_rank([2, 2]) == 2
+    for wrong in ([1, np.inf], [-1, 2], [1j], ["a"], [np.nan]):
+        with pytest.raises(BadOption, match="at least 0"):
+            effective_rank(wrong)
 
 
 def test_overlap_of_equal_and_of_disjoint_branches():
@@ -179,17 +183,66 @@ def test_one_row_of_another_size(scale):
         if column.endswith(("norm", "norm_unit", "stable_rank", "stable_rank_unit")):
             assert found[column] == pytest.approx(value, rel=0.03), column
             assert found[column] >= 1 or "rank" not in column
-        if "participation" in column or "overlap" in column:
-            assert found[column] == pytest.approx(value, rel=max(5 * found["spectral_sampling_error"], 1e-6)), column
+        if "participation" in column or column in ("branch_overlap", "branch_overlap_null"):
+            error = max(found["spectral_sampling_error"], found["branch_overlap_se"] / exact["branch_overlap"])
+            assert found[column] == pytest.approx(value, rel=max(5 * error, 1e-6)), column
 
 
 def test_nothing_is_left():
     layer = random_layer(d_mlp=5)
     for exact in (True, False):
         found = measured(layer, np.zeros(5, dtype=bool), exact=exact)
-        assert math.isnan(found["branch_overlap"])
-        assert math.isnan(found["gate_participation_ratio"])
-        assert found["gate_frobenius"] == 0
+        assert all(math.isnan(value) for value in found.values())
+
+
+@pytest.mark.parametrize("d_mlp", [8, 40, 600])
+def test_sampled_figures_stay_in_range(d_mlp):
+    """Also where the Krylov space is the whole space, and where every direction counts the same."""
+    flat = torch.linalg.qr(torch.randn(d_mlp, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64))[0]
+    layer = gp.GatedLayer(flat, flat.flip(1), random_layer(d_mlp=d_mlp, d_model=8).value, "silu")
+    for seed in range(30):
+        found = measured(layer, exact=False, seed=seed)
+        for column, value in found.items():
+            if "participation" in column or "stable_rank" in column:
+                assert 1 <= value <= 8, column
+            if "overlap" in column:
+                assert 0 <= value <= 1, column
+
+
+def test_a_small_space_is_known_whole():
+    layer = random_layer(d_mlp=40, d_model=6)
+    exact, found = measured(layer), measured(layer, exact=False)
+    for column, value in exact.items():
+        if "effective" not in column:
+            assert found[column] == pytest.approx(value, rel=1e-6, abs=1e-9), column
+
+
+def test_iterated_figures_of_unit_rows_do_not_depend_on_the_gauge():
+    """Each version of a matrix stops iterating for itself."""
+    layer = random_layer(d_mlp=600, d_model=48)
+    c = torch.exp(torch.randn(600, generator=torch.Generator().manual_seed(2), dtype=torch.float64) * 3)
+    before, after = measured(layer, exact=False), measured(layer.regauge(c), exact=False)
+    for column in before:
+        if column.startswith("gate") or column.endswith("_unit") or "overlap" in column:
+            assert after[column] == pytest.approx(before[column], rel=1e-9, nan_ok=True), column
+
+
+def test_rank_of_a_matrix_of_rank_one_is_one():
+    for shape in ((600, 256), (64, 64), (20, 60)):
+        generator = torch.Generator().manual_seed(0)
+        rank_one = torch.outer(*(torch.randn(size, generator=generator, dtype=torch.float64) for size in shape))
+        found = measured(gp.GatedLayer(rank_one, rank_one, rank_one, "silu"))
+        assert found["gate_effective_rank"] == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize("size", [1e-155, 10**153.5])
+def test_rows_at_the_edge_of_float64(size):
+    layer = random_layer(d_mlp=60)
+    layer = gp.GatedLayer(layer.query / layer.query.norm() * size, layer.key, layer.value, "relu")
+    scalars = gp.measure_layer(layer).scalars
+    if size > 1:
+        assert scalars["gate_frobenius"] == pytest.approx(size)
+        assert scalars["gate_stable_rank"] == pytest.approx(measured(random_layer(d_mlp=60))["gate_stable_rank"])
 
 
 # -- principal angles ----------------------------------------------------------------------------
@@ -225,7 +278,23 @@ def test_principal_angles_against_scipy_and_gauge():
     np.testing.assert_allclose(gp.measures.principal_angles(layer.regauge(c), 4), expected, atol=1e-9)
 
 
-@pytest.mark.parametrize("rank", [0, 17, 1.5, None])
+def test_principal_angles_beyond_the_rank_are_refused():
+    generator = torch.Generator().manual_seed(0)
+
+    def low(rows):
+        return (torch.randn(rows, 2, generator=generator) @ torch.randn(2, 10, generator=generator)).double()
+
+    layer = gp.GatedLayer(low(20), low(20), low(20), "silu")
+    assert len(gp.measures.principal_angles(layer, 2)) == 2
+    with pytest.raises(BadOption, match="the gate matrix has 2 directions"):
+        gp.measures.principal_angles(layer, 5)
+    with pytest.raises(BadOption, match="has 0 directions"):
+        gp.measures.principal_angles(gp.GatedLayer(*(f * 0 for f in (layer.query, layer.key, layer.value)), "silu"), 1)
+    tracked = gp.GatedLayer(layer.query.requires_grad_(), layer.key, layer.value, "silu")
+    assert len(gp.measures.principal_angles(tracked, 1)) == 1
+
+
+@pytest.mark.parametrize("rank", [0, 17, 1.5, None, True])
 def test_principal_angles_refuse_other_ranks(rank):
     with pytest.raises(BadOption, match="from 1 to 16"):
         gp.measures.principal_angles(random_layer(d_mlp=50), rank)

@@ -65,6 +65,36 @@ def test_sampled_tensor_asymmetry_agrees_within_its_error():
     assert measures.tensor_asymmetry(layer, exact=False, samples=200)[2] == "200 random pairs"
 
 
+def test_a_tensor_that_cancels_has_no_asymmetry():
+    """Neurons that undo each other leave rounding, and a share of rounding means nothing."""
+    half = random_layer(d_mlp=6)
+    query, key = (torch.cat((f, f)) for f in (half.query, half.key))
+    for noise in (0.0, 1e-9):
+        value = torch.cat((half.value, -half.value + noise * half.query))
+        layer = gp.GatedLayer(query, key, value, "silu")
+        for exact in (True, False):
+            assert all(math.isnan(found) for found in measures.tensor_asymmetry(layer, exact=exact)[:2])
+    assert math.isnan(gp.measure_layer(layer).scalars["tensor_asymmetry"])
+    value = torch.cat((half.value, -half.value + 0.1 * half.query))
+    layer = gp.GatedLayer(query, key, value, "silu")
+    tensor = dense_tensor(layer)
+    anti = (tensor - tensor.transpose(0, 1)) / 2
+    assert measures.tensor_asymmetry(layer)[0] == pytest.approx((anti.square().sum() / tensor.square().sum()).item())
+
+
+def test_sampled_tensor_asymmetry_in_single_precision(monkeypatch):
+    from glu_probe.measures import tensor
+
+    layer = random_layer(d_mlp=700)
+    expected = measures.tensor_asymmetry(layer, exact=False, samples=50)
+    monkeypatch.setattr(tensor, "_SINGLE", 0)
+    assert measures.tensor_asymmetry(layer, exact=False, samples=50) == (
+        pytest.approx(expected[0], rel=1e-4),
+        pytest.approx(expected[1], rel=1e-3),
+        expected[2],
+    )
+
+
 def test_tensor_asymmetry_chooses_by_cost_and_survives_extremes():
     layer = random_layer(d_mlp=40)
     expected = measures.tensor_asymmetry(layer)[0]
@@ -253,8 +283,10 @@ def test_sampled_output_directions_span_the_same_plane():
     layer = gp.GatedLayer(layer.query, layer.key, boosted, "linear")
     exact, energies = measures.output_directions(layer, 2)
     sampled, estimated = measures.output_directions(layer, 2, exact=False)
-    np.testing.assert_allclose(estimated, energies, rtol=0.15)
     assert torch.linalg.svdvals(exact @ sampled.T).min() > 0.99
+    for direction, energy in zip(sampled, estimated, strict=True):  # of what was returned, not of what was aimed at
+        assert measures.interaction_matrix(layer, direction).square().sum().item() == pytest.approx(energy.item())
+    np.testing.assert_allclose(estimated, energies, rtol=0.05)
 
 
 def test_interaction_arguments():
@@ -269,8 +301,23 @@ def test_interaction_arguments():
         measures.output_directions(layer, 17)
     layer.value[3] = torch.inf
     assert measures.interaction_matrix(layer, torch.ones(16)).isfinite().all()
+    assert measures.interaction_matrix(layer, list(range(1, 17)), np.ones(24)).shape == (16, 16)
     silent = gp.GatedLayer(layer.query * 0, layer.key, layer.value, "relu")
     assert math.isnan(measures.interaction_features(silent, torch.ones(16)).effective_rank)
+
+
+@pytest.mark.parametrize("size", [1e-50, 1e-30, 1e30, 1e50])
+def test_interactions_of_extreme_layers(size):
+    layer = random_layer(activation="linear")
+    expected = measures.interaction_features(layer, layer.value[0])
+    expected_directions, _ = measures.output_directions(layer, 3)
+    extreme = gp.GatedLayer(*(f * size for f in (layer.query, layer.key, layer.value)), "linear")
+    found = measures.interaction_features(extreme, layer.value[0])
+    for name in ("effective_rank", "participation_ratio", "top_share"):
+        assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=1e-9), name
+    directions, _ = measures.output_directions(extreme, 3)
+    torch.testing.assert_close((directions * expected_directions).sum(1).abs(), torch.ones(3, dtype=torch.float64))
+    assert measures.neuron_groups(extreme)["size"].tolist() == measures.neuron_groups(layer)["size"].tolist()
 
 
 # -- neuron groups -------------------------------------------------------------------------------
@@ -335,5 +382,27 @@ def test_no_group_is_an_empty_frame_and_unknown_functions_count_as_bilinear():
     assert found["neurons"].tolist() == [(0, 4)]
     nothing = gp.GatedLayer(layer.query * 0, layer.key, layer.value, "silu")
     assert measures.neuron_groups(nothing).empty
+    for wrong, error in ((torch.ones(3), ShapeMismatch), (torch.ones(4, 1), ShapeMismatch), ("a", BadOption)):
+        with pytest.raises(error):
+            measures.neuron_groups(layer, coefficients=wrong)
+    silent = measures.neuron_groups(shared_value_layer(groups=2, size=3), coefficients=np.zeros(6))
+    assert silent["size"].tolist() == [3, 3]
+    assert silent[["value_share", "rank", "effective_rank"]].isna().all(axis=None)
     with pytest.raises(BadOption, match="cosine"):
         measures.neuron_groups(layer, threshold=1.5)
+
+
+def test_parallel_values_are_within_any_threshold_below_one_only():
+    value = torch.ones(60, 16, dtype=torch.float64) * torch.linspace(0.1, 3, 60, dtype=torch.float64)[:, None]
+    layer = random_layer(d_mlp=60)
+    layer = gp.GatedLayer(layer.query, layer.key, value, "silu")
+    assert measures.neuron_groups(layer, threshold=1).empty
+    assert measures.neuron_groups(layer, threshold=0.999)["size"].tolist() == [60]
+
+
+def test_large_groups_of_narrow_layers():
+    """Far more neurons than dimensions: the cost is that of the narrow side, and blocks are joined across."""
+    layer = random_layer(d_mlp=3000, d_model=4)
+    row = measures.neuron_groups(layer, threshold=0.9).iloc[0]
+    assert row["size"] == 3000
+    assert row["rank"] <= 4
