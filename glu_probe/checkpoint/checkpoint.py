@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadOption, ShapeMismatch
@@ -15,6 +16,7 @@ from .layout import Site, find_sites
 from .memory import Room, fresh
 from .ref import parse_ref
 from .rules import Config, Options, TowerRules, decide, gguf_config
+from .source import TensorSource
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,6 +94,20 @@ class Checkpoint:
     def model_type(self) -> str | None:
         """`model_type` of the config, or `general.architecture` of a GGUF file."""
         return self._config.model_type
+
+    @property
+    def source(self) -> TensorSource:
+        """The tensors of the files, by name."""
+        return self._source
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """config.json as it stands there, or the metadata of a GGUF file under the same names."""
+        return self._config.values
+
+    def with_options(self, **changes: Any) -> Checkpoint:
+        """The same files, read with some of `Options` changed."""
+        return Checkpoint(self.ref, self.name, self._opened, replace(self.options, **changes))
 
     @property
     def layers_present(self) -> dict[str, list[int]]:
