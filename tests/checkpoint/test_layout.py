@@ -240,11 +240,10 @@ def test_a_router_is_never_a_gate(router, tmp_path):
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        ("mlp.experts.gate_up_proj", (3, 20, D_MODEL)),
         ("mlp.experts.w13", (3, 20, D_MODEL)),
-        ("mlp.experts.gate_proj.weight", (3, 10, D_MODEL)),
+        ("mlp.experts.w13_weight", (3, 20, D_MODEL)),
+        ("mlp.experts.one.weight", (3, 10, D_MODEL)),
         ("block_sparse_moe.input_linear.weight", (3, 20, D_MODEL)),
-        ("moe.gate_proj.weight", (3, 10, D_MODEL)),
     ],
 )
 @pytest.mark.parametrize("dense", [False, True])
@@ -345,6 +344,10 @@ def test_layers_are_in_natural_order(llama):
         ),
         ("model.embed_tokens.weight", None),
         ("model.experts.0.weight", None),
+        (
+            "model.layers.0.mlp.experts.down_proj_bias",
+            Parameter("model.layers", 0, ("mlp", "experts"), "down_proj", "bias"),
+        ),
     ],
 )
 def test_locate(name, place):
@@ -405,8 +408,16 @@ def test_two_dense_mlps_in_a_layer(tmp_path):
     tensors |= {
         name.replace(".mlp.", ".audio_mlp."): value.clone() for name, value in tensors.items() if ".mlp." in name
     }
-    with pytest.raises(LayoutUnknown, match="two gated MLPs"):
-        opened(tmp_path, tensors)
+    mlp, audio = (opened(tmp_path, tensors).layer(0, expert) for expert in ("mlp", "audio_mlp"))
+    assert (mlp.group, audio.group) == ("dense", "dense")
+    assert torch.equal(mlp.query, audio.query)
+    assert "do not know of audio_mlp" in audio.functional_note()
+
+
+def test_two_dense_mlps_of_one_name(tmp_path):
+    tensors = llama_tensors(layers=1)
+    tensors |= {name.replace(".mlp.", ".block.mlp."): t.clone() for name, t in tensors.items() if ".mlp." in name}
+    assert [s.expert for s in opened(tmp_path, tensors).sites] == ["block.mlp", "mlp"]
 
 
 # -- shapes --------------------------------------------------------------------------------------
