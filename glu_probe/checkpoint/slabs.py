@@ -167,9 +167,10 @@ def orientation(
 
 
 def _stated(projections: Projections, tensors: Mapping[str, str], infos: Mapping[str, TensorInfo]) -> Storage | None:
-    """What family or format say. Blocks of MXFP4 are [out, in] whatever the family stores otherwise."""
-    if infos[tensors["gate"]].dtype.upper().startswith("MXFP4"):
-        return "rows"
+    """What format or family say. Blocks of MXFP4 are [out, in] whatever the family stores otherwise."""
+    rows_first = infos[tensors["gate"]].rows_first
+    if rows_first is not None:
+        return "rows" if rows_first else "columns"
     return projections.stored if projections.stored in ("rows", "columns") else None
 
 

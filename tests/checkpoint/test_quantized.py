@@ -229,6 +229,38 @@ def test_mxfp4_experts_as_transformers_unpacks_them(tmp_path):
     assert torch.equal(source.read(stem).float(), by_hand.reshape(3, 48, 64))
 
 
+def test_mxfp4_experts_whose_shapes_do_not_tell_which_way_they_lie(tmp_path):
+    """gpt-oss has d_model = d_mlp: in bfloat16 its experts are [in, out], unpacked from blocks they are [out, in]."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    size, stem, whole = 64, "model.layers.0.mlp.experts.", {}
+    norm = {"model.layers.0.post_attention_layernorm.weight": torch.ones(size)}
+    biases = {"gate_up_proj_bias": torch.randn(3, 2 * size), "down_proj_bias": torch.randn(3, size)}
+    plain = norm | {stem + name: tensor for name, tensor in biases.items()}
+    packed = dict(plain)
+    for seed, (name, rows) in enumerate((("gate_up_proj", 2 * size), ("down_proj", size))):
+        blocks = torch.from_numpy(draw(3, rows, 2, 16, low=0, high=255, seed=seed).astype(np.uint8))
+        scales = torch.from_numpy(draw(3, rows, 2, low=118, high=124, seed=seed).astype(np.uint8))
+        packed |= {f"{stem}{name}_blocks": blocks, f"{stem}{name}_scales": scales}
+        whole[name] = convert_moe_packed_tensors(blocks, scales)  # [experts, in, out], as the model multiplies
+        plain[stem + name] = whole[name].clone()
+    config = llama_config(
+        model_type="gpt_oss", num_hidden_layers=1, hidden_size=size, intermediate_size=size, num_local_experts=3
+    )
+    method = {"quantization_config": {"quant_method": "mxfp4"}}
+    models = [
+        write_checkpoint(tmp_path / "packed", packed, config | method),
+        write_checkpoint(tmp_path / "plain", plain, config),
+    ]
+    for expert in range(3):
+        for model in models:
+            layer = gp.open_checkpoint(model, fold_norm=False).layer(0, expert)
+            assert torch.equal(layer.query, whole["gate_up_proj"][expert, :, 0::2].T.float())
+            assert torch.equal(layer.key, whole["gate_up_proj"][expert, :, 1::2].T.float())
+            assert torch.equal(layer.value, whole["down_proj"][expert].float())
+    assert set(gp.open_checkpoint(models[0]).describe()["dtype"]) == {"MXFP4"}
+
+
 def test_mxfp4_without_scales(tmp_path):
     stem = "model.layers.0.mlp.experts."
     tensors = {
