@@ -23,6 +23,7 @@ _PUBLIC = {
     "GatedLayer": "neurons",
     "Activation": "activations",
     "activation": "activations",
+    "check": "checking",
     "probe": "probing",
     "measure_layer": "probing",
     "Report": "report",
@@ -39,6 +40,7 @@ __all__ = sorted([*_PUBLIC, *_MODULES, "load_report"])
 if TYPE_CHECKING:
     from . import conversions, errors, figures, forms, measures, sample_models, symmetries
     from .activations import Activation, activation
+    from .checking import check
     from .checkpoint.checkpoint import Checkpoint, open_checkpoint
     from .errors import GluProbeError
     from .measures.gaussian import gaussian_measures

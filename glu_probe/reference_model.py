@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-_TOKENS = 4
+_TOKENS, _SAMPLES = 4, 16_000
 
 
 class NotComparable(Exception):
@@ -78,6 +78,7 @@ class ReferenceModels:
             return
         # the weights arrive decoded, and no name in the config may lead to foreign code
         values = {k: v for k, v in self._config.items() if k not in ("auto_map", "quantization_config")}
+        values = transformers.PreTrainedConfig._decode_special_floats(values)
         how = {"dtype": torch.float32, "attn_implementation": "eager", "experts_implementation": "eager"}
 
         def config() -> Any:
@@ -123,16 +124,14 @@ class ReferenceModel:
         """The module of that path, without weights."""
         return self._model.get_submodule(path)
 
-    def filled(
-        self, path: str, names: Iterable[str], read: Callable[[str], Tensor], *, experts: int = 0
-    ) -> tuple[nn.Module, list[str]]:
-        """A copy of the module of that path with weights, and the names of the tensors that it took.
+    def filled(self, path: str, names: Iterable[str], read: Callable[[str], Tensor], *, experts: int = 0) -> nn.Module:
+        """A copy of the module of that path with weights.
 
         Args:
             path: of the module.
-            names: tensors of the file that may belong to it.
+            names: tensors of the file that may belong to it; those that do are read.
             read: a tensor by name.
-            experts: if not 0, how many experts the model's layer has; `read` then gives those of one of them, and the
+            experts: if not 0, how many experts the file's layer has; `read` then gives those of one of them, and the
                 copy has that one only.
 
         Raises:
@@ -140,26 +139,23 @@ class ReferenceModel:
         """
         from transformers.core_model_loading import dot_natural_key
 
-        prefix, used, made = f"{path}.", [], {}
+        prefix, made = f"{path}.", {}
         for name in sorted(names, key=dot_natural_key):
             key, pattern = self._translated(name)
             if key is not None and key.startswith(prefix):
-                used.append(name)
                 made.setdefault(key, []).append((name, pattern))
         values: dict[str, Tensor] = {}
         for key, parts in made.items():
-            values |= self._converted(key, parts, read)
+            values |= self._converted(key, parts, read, bool(experts))
         module = copy.deepcopy(self.module(path))
         for key, value in values.items():
-            _put(module, key.removeprefix(prefix), value, experts)
-        if experts:
-            _leave_one_expert(module, experts)
+            _put(module, key.removeprefix(prefix), value, bool(experts))
         missing = [name for name, tensor in (*module.named_parameters(), *module.named_buffers()) if tensor.is_meta]
         if missing:
             raise NotComparable(f"{prefix}{missing[0]} of {self.name} is not in the file")
-        return module, used
+        return module
 
-    def _converted(self, key: str, parts: list[tuple[str, str | None]], read) -> dict[str, Tensor]:
+    def _converted(self, key: str, parts: list[tuple[str, str | None]], read, alone: bool) -> dict[str, Tensor]:
         """The parameters that a group of tensors becomes."""
         if parts[0][1] is None:
             return {key: read(parts[0][0])}
@@ -167,8 +163,9 @@ class ReferenceModel:
         converter = copy.deepcopy(template)
         for name, pattern in parts:
             converter.add_tensor(key, name, pattern, read(name))
+        model = _OneExpert(self._model) if alone else self._model
         try:
-            made = converter.convert(key, model=self._model, config=self._model.config)
+            made = converter.convert(key, model=model, config=self._model.config)
         except Exception as error:  # an operation of transformers that does not fit these tensors
             raise NotComparable(f"transformers' loader does not make {key} of them ({_line(error)})") from None
         return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
@@ -196,6 +193,8 @@ class ReferenceModel:
                 x = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
                 if path in wanted:
                     found.setdefault(path, producers.get(id(_root(x))))
+                    if len(found) == len(wanted):
+                        raise _Seen
                 return x
 
             return forward
@@ -222,13 +221,40 @@ class ReferenceModel:
         return found
 
     def _inputs(self) -> dict[str, Any]:
+        """Something to run the model on: a few tokens, or for towers without text a picture or a sound."""
+        config, main = self._model.config, self._model.main_input_name
         tokens = torch.zeros(1, _TOKENS, dtype=torch.long, device="meta")
         inputs: dict[str, Any] = {"input_ids": tokens}
-        if getattr(self._model.config, "is_encoder_decoder", False):
+        if main == "pixel_values":
+            side = getattr(config, "image_size", 224)
+            height, width = side if isinstance(side, (tuple, list)) else (side, side)
+            inputs = {main: torch.zeros(1, getattr(config, "num_channels", 3), height, width, device="meta")}
+        elif main == "input_values":
+            inputs = {main: torch.zeros(1, _SAMPLES, device="meta")}
+        if getattr(config, "is_encoder_decoder", False):
             inputs["decoder_input_ids"] = tokens
         if "use_cache" in inspect.signature(self._model.forward).parameters:
             inputs["use_cache"] = False
         return inputs
+
+
+class _OneExpert:
+    """A model as loaders see it where one expert's tensors stand for all."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def get_parameter(self, name: str) -> Tensor:
+        """The parameter, of one expert if it is one of several."""
+        parameter = self._model.get_parameter(name)
+        return parameter[:1] if parameter.ndim == 3 else parameter
+
+
+class _Seen(Exception):
+    """All that was wanted was seen."""
 
 
 class _Nothing(TorchFunctionMode):
@@ -261,35 +287,44 @@ def function_of(module: nn.Module, *, routed: bool) -> Callable[[Tensor], Tensor
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         and (parameter.default is parameter.empty or parameter.name in ("router_indices", "routing_weights"))
     ]
-    stacked = all(parameter.ndim == 3 for parameter in module.parameters(recurse=False))
-    if routed and len(required) == 3:
-        return lambda x: _first(
-            module(x, torch.zeros(len(x), 1, dtype=torch.long), torch.ones(len(x), 1, dtype=x.dtype))
-        ).reshape(x.shape)
-    if len(required) == 1 and (not routed or (stacked and any(True for _ in module.parameters(recurse=False)))):
-        return lambda x: _first(module(x if routed else x[None])).reshape(x.shape)
+    own = [parameter.ndim for parameter in module.parameters(recurse=False)]
+    if routed and len(required) == 3:  # hidden states, indices and weights of the experts chosen for each
+        weights = torch.tensor([1.0, 0.0])  # the same one twice, for modules that rely on several
+        return _careful(
+            module, lambda x: module(x, torch.zeros(len(x), 2, dtype=torch.long), weights.to(x.dtype).expand(len(x), 2))
+        )
+    if len(required) == 1 and not routed:
+        return _careful(module, lambda x: module(x[None]))
+    if len(required) == 1 and own and set(own) == {3}:  # all experts at once, each on its own rows
+        return _careful(module, module)
+    if len(required) == 1:
+        raise NotComparable(f"{type(module).__name__} chooses its experts itself, so that none can be called alone")
     names = ", ".join(parameter.name for parameter in required)
     raise NotComparable(f"{type(module).__name__} cannot be called for one MLP alone (it takes {names})")
 
 
-def _put(module: nn.Module, name: str, value: Tensor, experts: int) -> None:
+def _careful(module: nn.Module, call: Callable[[Tensor], Any]) -> Callable[[Tensor], Tensor]:
+    def function(x: Tensor) -> Tensor:
+        try:
+            out = call(x)
+            return (out[0] if isinstance(out, tuple) else out).reshape(x.shape)
+        except Exception as error:  # a module of transformers that wants more than its signature says
+            raise NotComparable(f"{type(module).__name__} cannot be run for one MLP alone ({_line(error)})") from None
+
+    return function
+
+
+def _put(module: nn.Module, name: str, value: Tensor, alone: bool) -> None:
     path, _, leaf = name.rpartition(".")
     owner = module.get_submodule(path)
-    wanted = tuple(getattr(owner, leaf).shape)
-    one_expert = experts and wanted[0] == experts * value.shape[0] and wanted[1:] == tuple(value.shape[1:])
-    if tuple(value.shape) != wanted and not one_expert:
-        raise NotComparable(f"{name} of {type(module).__name__} is {list(wanted)}, from the file {list(value.shape)}")
+    wanted, found = tuple(getattr(owner, leaf).shape), tuple(value.shape)
+    one_of_several = alone and found and wanted[1:] == found[1:] and wanted[0] % found[0] == 0
+    if found != wanted and not one_of_several:
+        raise NotComparable(f"{name} of {type(module).__name__} is {list(wanted)}, from the file {list(found)}")
     if leaf in owner._buffers:
         owner._buffers[leaf] = value
     else:
         owner._parameters[leaf] = nn.Parameter(value, requires_grad=False)
-
-
-def _leave_one_expert(module: nn.Module, experts: int) -> None:
-    for part in module.modules():
-        for name, value in vars(part).items():
-            if "num_experts" in name and type(value) is int and value == experts:
-                setattr(part, name, 1)
 
 
 def _common(paths: Sequence[str]) -> str:
@@ -303,10 +338,6 @@ def _while_equal(groups: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, ...]]
         if len({*group}) > 1:
             return
         yield group
-
-
-def _first(out: Any) -> Tensor:
-    return out[0] if isinstance(out, tuple) else out
 
 
 def _root(tensor: Tensor) -> Tensor:

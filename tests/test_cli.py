@@ -121,7 +121,7 @@ def test_wrong_input_gets_one_line_and_a_hint(run, llama, tmp_path, arguments, c
 
 
 def test_did_you_mean(run, llama):
-    assert "Did you mean" in run("inspect", llama, "--family", "qwen")[2]
+    assert "Did you mean" in run("inspect", llama, "--family", "qwen33")[2]
 
 
 def test_debug_shows_the_traceback(llama):

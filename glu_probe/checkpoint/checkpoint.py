@@ -210,7 +210,7 @@ class Checkpoint:
         """One row per gated MLP, from headers alone.
 
         Columns: model, tower, layer, expert, d_model, d_mlp, layout, activation, norm, dtype, bytes (that reading its
-        factors takes), and the tensor names gate, up, down.
+        factors takes), and the tensor names gate, up, down and norm_tensor (whose gain is folded in; missing if none is).
         """
         import pandas as pd
 
@@ -235,10 +235,11 @@ class Checkpoint:
                     "gate": site.tensors["gate"],
                     "up": site.tensors["up"],
                     "down": site.tensors["down"],
+                    "norm_tensor": norms.get("norm"),
                 }
             )
         frame = pd.DataFrame(rows)
-        return frame.astype({"expert": "string"})
+        return frame.astype({"expert": "string", "norm_tensor": "string"})
 
     # -- factors ---------------------------------------------------------------------------------
 
