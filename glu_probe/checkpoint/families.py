@@ -175,7 +175,6 @@ FAMILIES: tuple[Family, ...] = (
             "internlm2",
             "refact",
             "qwen",
-            "chameleon",
             "minicpm3",
             "dream",
             "llada",
@@ -534,6 +533,7 @@ GGUF_NORMS: dict[str, str] = {
 
 _BY_NAME = {name: family for family in FAMILIES for name in family.names}
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.gguf}
+_REGISTERED: dict[str, Family] = {}
 # What configs call a tower by: a suffix, or the wrapper's own name.
 _TOWER_SUFFIXES = {"vision": ("_vision", "_vision_model"), "audio": ("_audio", "_audio_encoder")}
 
@@ -573,6 +573,24 @@ PLAIN = frozenset(
         "switch_transformers",
     ]
 )
+
+
+def all_families() -> tuple[Family, ...]:
+    """The table, and behind it what was registered."""
+    return (*FAMILIES, *dict.fromkeys(_REGISTERED.values()))
+
+
+def enter(family: Family) -> None:
+    """Make a registered family known under all its names; an earlier one of the same names is forgotten."""
+    for name in family.names:
+        _REGISTERED[name] = _BY_NAME[name] = family
+    for name in family.gguf:
+        _REGISTERED[f"gguf {name}"] = _BY_ARCHITECTURE[name] = family
+
+
+def is_built_in(name: str) -> bool:
+    """Whether the table itself has this model_type or GGUF architecture, be it as one without gates."""
+    return name in PLAIN or any(name in (*family.names, *family.gguf) for family in FAMILIES)
 
 
 def find_family(name: str | None, *, gguf: bool = False, tower: str = "text") -> Family | None:

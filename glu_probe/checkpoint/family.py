@@ -90,9 +90,9 @@ class ActivationRule:
     """
 
     keys: tuple[str, ...] = ("hidden_act",)
-    default: str | None = None
+    default: str | Activation | None = None
     renamed: Mapping[str, str] = field(default_factory=dict)
-    gguf: str | None = "silu"
+    gguf: str | Activation | None = "silu"
     adjust: Callable[[Activation, Part, int, str], Activation] | None = None
 
 

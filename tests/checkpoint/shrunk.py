@@ -52,13 +52,19 @@ _TABLES = [name for name in vars(modeling_auto) if re.fullmatch(r"MODEL(_FOR_\w+
 _FIRST = ("CAUSAL_LM", "IMAGE_TEXT", "SEQ_TO_SEQ", "SPEECH_SEQ", "MULTIMODAL", "MODEL_MAPPING")
 
 _STAGES = {"stage_names": ["stem", "stage1", "stage2"], "_out_features": ["stage2"], "_out_indices": [2]}
+_LATENT = {"head_dim": 4, "qk_head_dim": 12, "num_key_value_heads": 4}
 # What a configuration needs besides.
 NEEDS: dict[str, dict[str, Any]] = {
     "bamba": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_expand": 2, "attn_layer_indices": [1]},
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_ssm": 64, "mlp_multipliers": [0.5, 0.25]},
     "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_expand": 2, "num_local_experts": EXPERTS},
     "dots1": {"num_key_value_heads": 4, "n_shared_experts": 2, "n_routed_experts": EXPERTS, "num_experts_per_tok": 2},
-    "dbrx": {"attn_config.rope_theta": 1e4},
+    "dbrx": {"attn_config.rope_theta": 1e4, "attn_config.clip_qkv": 8.0},
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT,
+    "kimi_linear": _LATENT,
+    "longcat_flash": _LATENT,
+    "gemma4_text": {"per_layer_config": {}},
     "esmc": {"num_key_value_heads": 4},
     "gemma3n_text": {"num_kv_shared_layers": 0, "intermediate_size": [INNER] * LAYERS,
                      "activation_sparsity_pattern": [0.9, 0.0]},

@@ -39,14 +39,19 @@ class Witness:
         assert len({number for _, number in places}) == 1
         return owners.pop(), places[0][1]
 
+    def home(self, layer: GatedLayer) -> tuple[str, int | None]:
+        """Name of the module that can be run in the place of a layer, and which of its experts that is."""
+        name, number = self.place(layer)
+        if number is None and isinstance(layer.expert, int):  # experts below each other in one matrix
+            return name.rpartition(".")[0], layer.expert
+        while isinstance(self.model.get_submodule(name), nn.ModuleList):
+            name = name.rpartition(".")[0]
+        return name, number
+
     def function(self, layer: GatedLayer) -> Callable[[Tensor], Tensor]:
         """What the model's own module computes in the place of a layer."""
-        name, number = self.place(layer)
-        module = self.model.get_submodule(name)
-        if number is None and isinstance(layer.expert, int):  # experts below each other in one matrix
-            number, name = layer.expert, name.rpartition(".")[0]
-            module = self.model.get_submodule(name)
-        return lambda x: _run(module, number, x)
+        name, number = self.home(layer)
+        return lambda x: _run(self.model.get_submodule(name), number, x)
 
     def norm(self, values: Tensor) -> str:
         """Name of the module that has this vector as its weight."""
