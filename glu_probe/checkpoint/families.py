@@ -96,6 +96,7 @@ def _llama4_missing(part: Part, layer: int, group: str) -> str | None:
 
 
 def _gemma3n_missing(part: Part, layer: int, group: str) -> str | None:
+    """Layers with `activation_sparsity_pattern`: only neurons with large pre-activations act, so they are coupled."""
     pattern = part.get("activation_sparsity_pattern")
     if not isinstance(pattern, (list, tuple)) or layer >= len(pattern):
         return "the file does not say which layers keep only the neurons with the largest pre-activations of a token"
