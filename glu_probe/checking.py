@@ -12,6 +12,7 @@ import importlib.metadata
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -80,6 +81,7 @@ def check(
     layers: Iterable[int] | str | None = None,
     seed: int = 0,
     max_gb: float = 16.0,
+    progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
     **options: Any,
 ) -> Check:
     """Compare factors with the modules of transformers, for a few layers.
@@ -93,6 +95,7 @@ def check(
             of a layer's routed experts always the first, middle and last.
         seed: of the random input.
         max_gb: do not compare MLPs that would need more memory, in units of 10^9 bytes.
+        progress: wraps the iteration over MLPs, for a progress bar.
         **options: family, fused_layout, expert_layout and activation, as `open_checkpoint` takes them, if `model` is a
             reference.
 
@@ -108,7 +111,7 @@ def check(
     folded = checkpoint.with_options(fold_norm=True, fold_post_norm=False)
     chosen = list(_chosen(folded, layers))
     reference = _Reference(folded, chosen, seed=seed, max_gb=max_gb)
-    rows = [reference.row(mlp) for mlp in chosen]
+    rows = [reference.row(mlp) for mlp in progress(chosen)]
     import pandas as pd
 
     frame = pd.DataFrame(rows, columns=list(_COLUMNS)).astype({"expert": "string", "fed_by": "string"})
@@ -237,8 +240,16 @@ class _Reference:
     def _beside(self, mlp: _MLP) -> list[str]:
         """All tensors of the MLP's layer."""
         place = locate(mlp.tensors[0])
-        found = ((name, locate(name)) for name in self._folded.source.infos())
-        return [name for name, here in found if here and (here.prefix, here.layer) == (place.prefix, place.layer)]
+        return self._layers[place.prefix, place.layer]
+
+    @cached_property
+    def _layers(self) -> dict[tuple[str, int], list[str]]:
+        """Names of tensors by stack and layer."""
+        layers: dict[tuple[str, int], list[str]] = {}
+        for name in self._folded.source.infos():
+            if (place := locate(name)) is not None:
+                layers.setdefault((place.prefix, place.layer), []).append(name)
+        return layers
 
     def _own(self, mlp: _MLP) -> list[str]:
         """Tensors of the MLP's layer, without those of other experts."""

@@ -113,13 +113,21 @@ def check(
     as transformers builds them and as the factors that are measured. No code of the repository is run. Exit code 3 if
     they differ; 0 if they agree or could not be compared, which is said.
     """
+    from tqdm import tqdm
+
     from .checking import check as compare
     from .checkpoint.checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(
         model, family=family, fused_layout=fused_layout, activation=activation, expert_layout=expert_layout
     )
-    result = compare(checkpoint, layers=layers, seed=seed, max_gb=max_gb)
+    result = compare(
+        checkpoint,
+        layers=layers,
+        seed=seed,
+        max_gb=max_gb,
+        progress=lambda mlps: tqdm(mlps, desc=checkpoint.name, unit=" MLPs", disable=None),
+    )
     if as_json:
         rows = json.loads(result.frame.to_json(orient="records", double_precision=15))
         _print_json({**checkpoint.provenance(), "ok": result.ok, "compared_with": result.reference, "mlps": rows})

@@ -52,6 +52,8 @@ def _shapes(part: pd.DataFrame, infos: Mapping[str, TensorInfo]) -> Iterator[str
             info = infos.get(name)
             sizes = {"experts": experts if stacked else 0, "d_model": int(first["d_model"]), "d_mlp": int(d_mlp)}
             yield f"    {roles:<11} {name}" + (f"  {_axes(info.shape, sizes)}" if info else "")
+        if isinstance(first["norm_tensor"], str):
+            yield f"    {'norm':<11} {first['norm_tensor']}"
 
 
 def _kind(expert: object) -> str:

@@ -58,7 +58,7 @@ class ReferenceModels:
                 with _quiet(), torch.device("meta"):
                     model = ReferenceModel(build())
             except Exception as error:  # whatever a class of transformers raises for a config it does not like
-                self._trouble = self._trouble or f"transformers cannot build it from the config ({_line(error)})"
+                self._trouble = f"transformers cannot build it from the config ({_line(error)})"
                 continue
             self._built.append(model)
             yield model
@@ -88,8 +88,10 @@ class ReferenceModels:
             named = getattr(transformers, str(name), None)
             if isinstance(named, type) and issubclass(named, transformers.PreTrainedModel):
                 yield lambda cls=named: cls._from_config(config(), **how)
+        self._trouble = f"transformers {transformers.__version__} has no model for a config of {model_type!r} alone"
         for auto in (transformers.AutoModelForCausalLM, transformers.AutoModel):
-            yield lambda auto=auto: auto.from_config(config(), trust_remote_code=False, **how)
+            if transformers.CONFIG_MAPPING[model_type] in auto._model_mapping:
+                yield lambda auto=auto: auto.from_config(config(), trust_remote_code=False, **how)
 
 
 class ReferenceModel:
