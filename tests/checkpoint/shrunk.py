@@ -151,7 +151,10 @@ def _fix_sections(value: object) -> None:
 
 def _classes(config: PreTrainedConfig) -> list[type[PreTrainedModel]]:
     """Model classes of a configuration, those with the most parts first."""
-    module = importlib.import_module(type(config).__module__.replace("configuration_", "modeling_"))
+    try:
+        module = importlib.import_module(type(config).__module__.replace("configuration_", "modeling_"))
+    except ModuleNotFoundError:  # a configuration for another type's modules
+        module = transformers
     names: dict[str, None] = {}
     for table in sorted(_TABLES, key=lambda name: next((i for i, w in enumerate(_FIRST) if w in name), 99)):
         found = dict(getattr(modeling_auto, table)).get(config.model_type, ())
@@ -159,7 +162,7 @@ def _classes(config: PreTrainedConfig) -> list[type[PreTrainedModel]]:
     classes = [
         cls for name in names if isinstance(cls := getattr(transformers, name, getattr(module, name, None)), type)
     ]
-    for cls in list(vars(module).values()):
+    for cls in list(vars(module).values()) if module is not transformers else []:
         own = isinstance(cls, type) and issubclass(cls, PreTrainedModel) and cls.config_class is type(config)
         if own and "PreTrained" not in cls.__name__:
             classes.append(cls)
