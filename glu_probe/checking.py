@@ -304,7 +304,7 @@ def _compare_alone(row: dict[str, Any], layer: GatedLayer, module: nn.Module, fu
         row |= {"verdict": "reproduced", "reason": _join(said, same if found.symmetric else None)}
     elif not found.finite:
         row["reason"] = "the module's output is not finite"
-    elif layer.activation is None:
+    elif layer.activation is None and found.explanation is None:
         row["reason"] = "with no activation that is known here the factors compute what the module does"
     elif found.explanation is None and _does_more(layer):
         row["reason"] = f"the module does more than its neurons: {layer.scale_note}"

@@ -104,7 +104,7 @@ def compare(
         _error(cast.exchange("raw").forward(mine), expected),
         known[best],
         bool(expected.isfinite().all()),
-        None if errors[best] <= TOLERANCE else _explained(cast, mine, expected),
+        None if errors[best] <= TOLERANCE else _explained(replace(cast, activation=layer.activation), mine, expected),
     )
 
 
@@ -115,7 +115,7 @@ def _random(width: int, seed: int) -> Tensor:
 def _explained(layer: GatedLayer, x: Tensor, expected: Tensor) -> str | None:
     """Which other reading of the same tensors would compute what the module does."""
     for order, other in _readings(layer):
-        for act in (layer.activation, *ACTIVATIONS.values()):
+        for act in filter(None, (layer.activation, *ACTIVATIONS.values())):
             if _error(replace(other, activation=act).forward(x), expected) <= TOLERANCE:
                 changed = "" if act == layer.activation else f"with --activation {act.name}"
                 return " ".join(filter(None, (order, changed))) + " they do"

@@ -294,6 +294,18 @@ def test_a_family_that_is_not_in_the_table(tmp_path, monkeypatch, model_type):
         assert ("the model feeds it from post_attention_layernorm" in reason) == (model_type == "stablelm")
 
 
+@pytest.mark.parametrize(("order", "verdict"), [
+    ("gate-first", "reproduced"), ("up-first", "mismatch"), ("interleaved", "mismatch"),
+])  # fmt: skip
+def test_the_order_of_halves_of_an_unknown_family_can_be_tried(tmp_path, monkeypatch, order, verdict):
+    monkeypatch.setattr(rules, "find_family", lambda name, **_: None)
+    check = gp.check(save(tmp_path, "phi3"), fused_layout=order)
+    assert set(check.frame["verdict"]) == {verdict}
+    assert all("--activation silu" in reason for reason in check.frame["reason"])
+    if verdict == "mismatch":
+        assert all("--fused-layout" in reason for reason in check.frame["reason"])
+
+
 def test_gguf_files_are_described_and_not_compared(tmp_path, capsys):
     code, out, _ = run(capsys, "check", write_gguf(tmp_path / "model.gguf", gguf_tensors()))
     assert code == 0
