@@ -176,12 +176,21 @@ def _facts() -> dict[str, _Model]:
             "llama", "mistral", "ministral", "ministral3", "qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl",
             "qwen2_5_vl_text", "qwen3", "qwen3_vl_text", "smollm3", "helium", "ernie4_5", "internlm3", "eurobert",
             "hunyuan_v1_dense", "emu3_text_model", "iquestcoder", "cwm", "diffllama", "mllama_text_model", "csm", "doge",
-            "seed_oss", "granite", "granite_swa",
+            "seed_oss", "granite", "granite_swa", "granite_docling_text", "granite4_vision_text", "baichuan", "internlm",
         ),
         "csm_depth_decoder_model": _Model((csm_depth,), _SILU),
         "qwen2_moe": _one((_experts(**_EVERY), _shared("mlp.shared_expert", **_EVERY)), **_NEEDS_COUNT),
-        **dict.fromkeys(("qwen3_moe", "olmoe"), _one(_experts(**_EVERY), **_NEEDS_COUNT)),
-        **dict.fromkeys(("deepseek_v2", "deepseek_v3", "dots1", "kimi_k25", "glm4_moe"), deepseek),
+        "laguna": _one((_FIRST, _experts(), _shared("mlp.shared_expert")), **_NEEDS_COUNT),
+        "hy_v3": _one((_FIRST, _experts(), _shared("mlp.shared_mlp")), **_NEEDS_COUNT),
+        "glm4v_moe_text": _one((_FIRST, _experts(names=_FUSED, order="gate-first", **_STACKED), shared),
+                               n_routed_experts="E", **_SILU),
+        "lara_mini": _one((_experts(names=_FUSED, order="gate-first", **_STACKED, **_EVERY),
+                           _shared("mlp.shared_expert", **_EVERY)), **_NEEDS_COUNT),
+        "afmoe": _one((_FIRST, _experts(), shared), _Norm("pre_mlp_layernorm"), **_NEEDS_COUNT),
+        "cohere2_moe": _one(_experts(**_EVERY), _Norm("input_layernorm", centred=True), **_NEEDS_COUNT),
+        **dict.fromkeys(("qwen3_moe", "olmoe", "mellum", "qwen3_omni_moe_text"), _one(_experts(**_EVERY), **_NEEDS_COUNT)),
+        **dict.fromkeys(("deepseek", "deepseek_v2", "deepseek_v3", "dots1", "kimi_k2", "kimi_k25", "glm4_moe",
+                         "exaone_moe", "solar_open"), deepseek),
         "ernie4_5_moe": _one((_FIRST, _experts(), shared), moe_num_experts="E", **_SILU),
         "mimo_v2_flash": _one((_FIRST, _experts()), n_routed_experts="E", **_SILU),
         "hunyuan_v1_moe": _one((_experts(**_EVERY), _shared("mlp.shared_mlp", **_EVERY)), **_NEEDS_COUNT),
@@ -196,7 +205,13 @@ def _facts() -> dict[str, _Model]:
                       _Norm("pre_ff_layernorm"), **_NEEDS_COUNT),
         "bamba": _one(_Part("feed_forward", _GLU), _Norm("pre_ff_layernorm")),
         "falcon_h1": _one(_Part("feed_forward", _GLU), _Norm("pre_ff_layernorm"), mlp_multipliers=[1.0, 1.0], **_SILU),
-        **dict.fromkeys(("t5", "mt5", "umt5"), t5),
+        **dict.fromkeys(("t5", "mt5", "umt5", "pop2piano"), t5),
+        **dict.fromkeys(("lfm3", "internlm2"), _one(_Part("feed_forward", _MIX), _Norm("ffn_norm"))),
+        "qwen": _one(_Part("mlp", ("w2", "w1", "c_proj")), _Norm("ln_2"), "transformer.h", hidden_act=None),
+        "llada": _one(_Part("", ("ff_proj", "up_proj", "ff_out")), _Norm("ff_norm"), "model.transformer.blocks",
+                      activation_type="silu"),
+        "jais": _one(_Part("mlp", ("c_fc2", "c_fc", "c_proj"), storage="conv1d", biases=("all", "down")),
+                     _Norm("ln_2", centred=True, shift=True), "transformer.h", activation_function="swiglu"),
         "lfm2": _one(_Part("feed_forward", _MIX), _Norm("ffn_norm"), hidden_act=None),
         "lfm2_moe": _one((_Part("feed_forward", _MIX, where="first"), _experts("feed_forward.experts", _MIX)),
                          _Norm("ffn_norm"), num_experts="E"),
@@ -227,9 +242,16 @@ def _facts() -> dict[str, _Model]:
         **dict.fromkeys(("cohere", "cohere2"), _one(_DENSE, _Norm("input_layernorm", centred=True))),
         **dict.fromkeys(("stablelm", "esmc"), _one(_DENSE, layer_norm)),
         "bitnet": _one(_DENSE, hidden_act="relu2"),
-        **dict.fromkeys(("phi3", "phi4_multimodal", "glm", "glm4"), _one(_Part("mlp", _FUSED, "gate-first"))),
+        "chatglm": _one(_Part("mlp", ("dense_h_to_4h", "dense_4h_to_h"), "gate-first"), _POST, "transformer.encoder.layers",
+                        hidden_act=None),
+        **dict.fromkeys(("moshi", "kyutai_speech_to_text"), _one(_Part("mlp", ("fc1", "fc2"), "gate-first"))),
+        "molmo2_text": _one(_Part("mlp", ("ff_proj", "ff_out"), "up-first")),
+        **dict.fromkeys(("phi3", "phi4_multimodal", "glm", "glm4", "glm4v_text", "glm_ocr_text", "glm_image_text"), _one(_Part("mlp", _FUSED, "gate-first"))),
         **dict.fromkeys(("llama4", "llama4_text"), _one(llama4, num_local_experts="E", **_SILU)),
         **dict.fromkeys(("aria", "aria_text"), _one(aria, moe_num_experts="E", **_SILU)),
+        "openai_privacy_filter": _one(replace(oss, order="gate-first"), num_local_experts="E", **_SILU),
+        "minimax_m3_vl_text": _one((_FIRST, _experts("block_sparse_moe.experts", _MIX)),
+                                   _Norm("post_attention_layernorm", gain="1+w"), num_local_experts="E", **_SILU),
         "gpt_oss": _one(oss, num_local_experts="E", swiglu_limit=7.0, **_SILU),
         "dbrx": _one(
             _experts("ffn.experts.mlp", ("w1", "v1", "w2"), storage="row-stacked", ending="", **_EVERY),
@@ -361,7 +383,7 @@ class _Writer:
                 is_expert = part.expert == "routed"
                 fits = storage is not None and (storage in ("linear", "conv1d")) != is_expert
                 changed = _reordered(replace(part, storage=storage if fits else part.storage), order)
-                for mlp in self.mlps(f"{stack.prefix}.{layer}.{part.block}", changed):
+                for mlp in self.mlps(f"{stack.prefix}.{layer}.{part.block}".rstrip("."), changed):
                     yield replace(
                         mlp, layer=layer, tower=stack.tower, gain=gain, shift=shift, centred=bool(norm and norm.centred)
                     )

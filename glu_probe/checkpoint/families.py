@@ -157,6 +157,10 @@ FAMILIES: tuple[Family, ...] = (
             "mllama_text_model",
             "csm",
             "csm_depth_decoder_model",
+            "granite_docling_text",
+            "granite4_vision_text",
+            "baichuan",
+            "internlm",
         ),
         gguf=(
             "llama",
@@ -199,7 +203,16 @@ FAMILIES: tuple[Family, ...] = (
             "dots1",
             "mimo_v2_flash",
             "kimi_k25",
+            "kimi_k2",
+            "deepseek",
             "doge",
+            "exaone_moe",
+            "hy_v3",
+            "laguna",
+            "lara_mini",
+            "mellum",
+            "qwen3_omni_moe_text",
+            "solar_open",
         ),
         gguf=(
             "qwen2moe",
@@ -219,7 +232,7 @@ FAMILIES: tuple[Family, ...] = (
         norm=_LLAMA_NORM,
     ),
     Family(
-        names=("glm4_moe",),
+        names=("glm4_moe", "glm4v_moe_text"),
         gguf=("glm4moe",),
         projections=_EXPERTS,
         norm=Norm("post_attention_layernorm", gguf="post_attention_norm"),
@@ -249,6 +262,13 @@ FAMILIES: tuple[Family, ...] = (
         projections=(SEPARATE, MIXTRAL, FUSED_GATE_UP),
         norm=_LLAMA_NORM,
     ),
+    # AFMoE: a norm behind as well, under names of its own.
+    Family(
+        names=("afmoe",),
+        projections=_EXPERTS,
+        norm=Norm("pre_mlp_layernorm"),
+        post_norm=Norm("post_mlp_layernorm"),
+    ),
     # Jamba, Falcon-H1, Bamba: Mamba layers, and the same MLP under other names.
     Family(
         names=("jamba", "bamba"),
@@ -273,6 +293,14 @@ FAMILIES: tuple[Family, ...] = (
             gguf="gelu_tanh",
         ),
     ),
+    # Pop2Piano's "gated-gelu" is the exact one.
+    Family(
+        names=("pop2piano",),
+        norm=Norm("layer.{0}.layer_norm"),
+        activation=ActivationRule(
+            keys=("feed_forward_proj",), renamed={"gated-gelu": "gelu", "gated-silu": "silu", "gated-relu": "relu"}
+        ),
+    ),
     # LFM2: names as Mixtral's for a dense MLP and for experts; its activation is in no config.
     Family(
         names=("lfm2", "lfm2_moe"),
@@ -280,6 +308,32 @@ FAMILIES: tuple[Family, ...] = (
         projections=(MIXTRAL, FUSED_GATE_UP),
         norm=Norm("ffn_norm"),
         activation=_SILU,
+    ),
+    # LFM3 has a norm behind it too.
+    Family(
+        names=("lfm3",),
+        projections=(MIXTRAL,),
+        norm=Norm("ffn_norm"),
+        post_norm=Norm("post_ffn_norm"),
+        activation=_SILU,
+    ),
+    # Meta's and InternLM's own names: w1 is the gate, w3 the up projection.
+    Family(names=("internlm2",), projections=(MIXTRAL,), norm=Norm("ffn_norm")),
+    # Qwen 1 has them the other way round: w2 is the gate, w1 the up projection.
+    Family(names=("qwen",), projections=(Projections("w2", "w1", "c_proj"),), norm=Norm("ln_2"), activation=_SILU),
+    # LLaDA: `ff_proj` is the gate alone.
+    Family(
+        names=("llada",),
+        projections=(Projections("ff_proj", "up_proj", "ff_out"),),
+        norm=Norm("ff_norm"),
+        activation=ActivationRule(keys=("activation_type",), default="silu"),
+    ),
+    # Jais: GPT-2's block with a gate; all its matrices are [in, out].
+    Family(
+        names=("jais",),
+        projections=(Projections("c_fc2", "c_fc", "c_proj", stored="columns"),),
+        norm=Norm("ln_2", kind="layer", bias=True),
+        activation=ActivationRule(keys=("activation_function",), renamed={"swiglu": "silu"}),
     ),
     # EXAONE 3: the LLaMA block under GPT-2's names.
     Family(
@@ -380,6 +434,7 @@ FAMILIES: tuple[Family, ...] = (
         post_norm=Norm("post_feedforward_layernorm"),
     ),
     # One norm feeds attention and MLP in parallel.
+    Family(names=("cohere2_moe",), projections=_EXPERTS, norm=Norm("input_layernorm", kind="layer")),
     Family(names=("cohere", "cohere2"), gguf=("command-r", "cohere2"), norm=Norm("input_layernorm", kind="layer")),
     Family(
         names=("stablelm",),
@@ -398,9 +453,27 @@ FAMILIES: tuple[Family, ...] = (
         gguf_fused="gate-first",
         norm=_LLAMA_NORM,
     ),
+    Family(
+        names=("chatglm",),
+        projections=(Projections("dense_h_to_4h", "dense_h_to_4h", "dense_4h_to_h", fused="gate-first"),),
+        norm=_LLAMA_NORM,
+        activation=_SILU,
+    ),
+    # Moshi's text models; their depth decoders have weights for each codebook.
+    Family(
+        names=("moshi", "kyutai_speech_to_text"),
+        projections=(Projections("fc1", "fc1", "fc2", fused="gate-first"),),
+        norm=_LLAMA_NORM,
+    ),
+    # Molmo 2: up first.
+    Family(
+        names=("molmo2_text",),
+        projections=(Projections("ff_proj", "ff_proj", "ff_out", fused="up-first"),),
+        norm=Norm("post_attention_layernorm|ff_norm"),
+    ),
     Family(names=("glm",), gguf=("chatglm",), projections=(FUSED_GATE_UP,), gguf_fused="gate-first", norm=_LLAMA_NORM),
     Family(
-        names=("glm4",),
+        names=("glm4", "glm4v_text", "glm_ocr_text", "glm_image_text"),
         gguf=("glm4",),
         projections=(FUSED_GATE_UP,),
         gguf_fused="gate-first",
@@ -428,6 +501,19 @@ FAMILIES: tuple[Family, ...] = (
         gguf=("gpt-oss",),
         projections=(replace(FUSED_GATE_UP, fused="interleaved", stored="columns"),),
         norm=Norm("post_attention_layernorm", gguf="post_attention_norm"),
+        activation=ActivationRule(keys=(), default="silu", adjust=_gpt_oss_gate),
+    ),
+    # Its gate, with gate and up apart in one tensor.
+    Family(
+        names=("openai_privacy_filter",),
+        projections=(FUSED_COLUMNS,),
+        norm=_LLAMA_NORM,
+        activation=ActivationRule(keys=(), default="silu", adjust=_gpt_oss_gate),
+    ),
+    Family(
+        names=("minimax_m3_vl_text",),
+        projections=(MIXTRAL, FUSED_GATE_UP, SEPARATE),
+        norm=Norm("post_attention_layernorm", weight="offset"),
         activation=ActivationRule(keys=(), default="silu", adjust=_gpt_oss_gate),
     ),
     # DBRX: the experts of a layer lie below each other, also those of w2, whose rows are the neurons' values.

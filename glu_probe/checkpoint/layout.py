@@ -32,7 +32,7 @@ from .towers import name_towers
 
 _SHARED = ("shared_expert", "share_expert", "shared_mlp")
 # Modules that may stand in an MLP's block and leave its own function alone.
-_ROUTING = ("gate", "router", "experts", "shared_expert_gate", "router_bias", "e_score_correction", "expert_bias")
+_ROUTING = ("gate", "router", "experts", "shared_expert_gate", "e_score_correction", "expert")
 # What only a layer for predicting further tokens has.
 _MTP_PARTS = {"eh_proj", "enorm", "hnorm", "shared_head", "nextn"}
 _GROUPS = ("dense", "routed", "shared")

@@ -114,6 +114,28 @@ CASES = [
     Case("mt5", _text(dense=2) | {("encoder", "dense"): 2}),
     Case("umt5", _text(dense=2) | {("encoder", "dense"): 2}),
     Case("mllama", _text(dense=2)),
+    Case("granite_docling_text", _text(dense=2)),
+    Case("granite4_vision_text", _text(dense=2)),
+    Case("exaone_moe", _text(dense=1, routed=EXPERTS, shared=1)),
+    Case("hy_v3", _text(dense=1, routed=EXPERTS, shared=1)),
+    Case("laguna", _text(dense=1, routed=EXPERTS, shared=1)),
+    Case("lara_mini", _text(routed=ALL, shared=2)),
+    Case("mellum", _text(routed=ALL)),
+    Case("qwen3_omni_moe_text", _text(routed=ALL)),
+    Case("solar_open", _text(routed=ALL, shared=2)),
+    Case("glm4v_moe_text", _text(dense=1, routed=EXPERTS, shared=1)),
+    Case("glm4v_text", _text(dense=2)),
+    Case("glm_ocr_text", _text(dense=2)),
+    Case("glm_image_text", _text(dense=2)),
+    Case("afmoe", _text(dense=1, routed=EXPERTS, shared=1)),
+    Case("pop2piano", _text(dense=2) | {("encoder", "dense"): 2}),
+    Case("lfm3", _text(dense=2)),
+    Case("cohere2_moe", _text(routed=ALL)),
+    Case("moshi", _text(dense=2)),
+    Case("kyutai_speech_to_text", _text(dense=2)),
+    Case("molmo2_text", _text(dense=2)),
+    Case("openai_privacy_filter", _text(routed=ALL)),
+    Case("minimax_m3_vl_text", _text(routed=ALL, shared=2)),
     Case("pixtral", _text(dense=2)),
     Case("mistral3", _text(dense=2) | {("vision", "dense"): 2}),
     Case("qwen2_5_vl", _text(dense=2) | {("vision", "dense"): 2}),
@@ -214,9 +236,9 @@ def norm_name(saved: Saved, layer: GatedLayer) -> str:
 READ_TEXT = [case for case in CASES if case.model_type not in (
     "pixtral", "mistral3", "dinov2", "dinov2_with_registers", "moonshine", "phi4_multimodal", "zamba2", "xlstm",
     "qwen2_5_vl", "qwen2_vl", "qwen3_vl_moe", "llama4", "aria", "mllama", "qwen3_5", "qwen3_5_moe", "kimi_k25", "step3p7",
-    "deepseek_v2", "kimi_linear",
+    "deepseek_v2", "kimi_linear", "glm4v_text", "glm4v_moe_text", "glm_ocr_text", "glm_image_text", "kyutai_speech_to_text",
 )]  # fmt: skip
-TWO_STACKS, ENCODERS = ("t5", "mt5", "umt5"), ("nomic_bert", "gte", "esmc")
+TWO_STACKS, ENCODERS = ("t5", "mt5", "umt5", "pop2piano"), ("nomic_bert", "gte", "esmc", "openai_privacy_filter")
 
 
 @torch.no_grad()
