@@ -67,7 +67,7 @@ def test_the_command_renews_a_stale_file(tmp_path):
         [sys.executable, *COMMAND.split()[1:-1], str(stale)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert stale.read_text(encoding="utf-8") == current
+    assert stale.read_text(encoding="utf-8") == renewed(current)
 
 
 def test_a_file_without_the_marks_is_not_touched():
