@@ -293,13 +293,11 @@ FAMILIES: tuple[Family, ...] = (
             gguf="gelu_tanh",
         ),
     ),
-    # Pop2Piano's "gated-gelu" is the exact one.
+    # Pop2Piano has T5's blocks, gated where `feed_forward_proj` says so, with an activation that another key says.
     Family(
         names=("pop2piano",),
         norm=Norm("layer.{0}.layer_norm"),
-        activation=ActivationRule(
-            keys=("feed_forward_proj",), renamed={"gated-gelu": "gelu", "gated-silu": "silu", "gated-relu": "relu"}
-        ),
+        activation=ActivationRule(keys=("dense_act_fn",), default="relu"),
     ),
     # LFM2: names as Mixtral's for a dense MLP and for experts; its activation is in no config.
     Family(
