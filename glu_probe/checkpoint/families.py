@@ -82,6 +82,11 @@ def _limited_gate(base: Activation, part: Part, layer: int, group: str) -> Activ
     return base if limit is None else limited(base, limit)
 
 
+def _limited_experts(base: Activation, part: Part, layer: int, group: str) -> Activation:
+    """The same for routed experts alone."""
+    return _limited_gate(base, part, layer, group) if group == "routed" else base
+
+
 def _step_gate(base: Activation, part: Part, layer: int, group: str) -> Activation:
     """min(S(g), L) times clamp(u, -L, L), with limits by layer; 0 or nothing is no limit."""
     limits = part.get("swiglu_limits" if group == "routed" else "swiglu_limits_shared") or ()
@@ -211,6 +216,7 @@ FAMILIES: tuple[Family, ...] = (
             "laguna",
             "lara_mini",
             "mellum",
+            "mistral4",
             "qwen3_omni_moe_text",
             "solar_open",
         ),
@@ -457,6 +463,9 @@ FAMILIES: tuple[Family, ...] = (
         norm=_LLAMA_NORM,
         activation=_SILU,
     ),
+    # Dia: speech from text, by an encoder and a decoder.
+    Family(names=("dia_encoder",), projections=(FUSED_GATE_UP,), norm=Norm("post_sa_norm")),
+    Family(names=("dia_decoder",), projections=(FUSED_GATE_UP,), norm=Norm("pre_mlp_norm")),
     # Moshi's text models; their depth decoders have weights for each codebook.
     Family(
         names=("moshi", "kyutai_speech_to_text"),
@@ -529,6 +538,26 @@ FAMILIES: tuple[Family, ...] = (
         norm=Norm("ffn_norm|post_attention_layernorm"),
         activation=ActivationRule(adjust=_limited_gate),
     ),
+    # HY-V4: the gate of dense MLPs has a name of its own; experts alone have limits.
+    Family(
+        names=("hy_v4", "hy_v4_vl_text"),
+        projections=(Projections("linear_gate", "up_proj", "down_proj"), SEPARATE, FUSED_GATE_UP),
+        norm=_LLAMA_NORM,
+        activation=ActivationRule(adjust=_limited_experts),
+    ),
+    # Inkling: gate and up take turns in published files, not where transformers' own names stand.
+    Family(
+        names=("inkling_text",),
+        projections=(
+            *(
+                Projections(f"{prefix}w13{end}", f"{prefix}w13{end}", f"{prefix}w2{end}", fused="interleaved")
+                for prefix, end in (("", "_weight"), ("shared_", "_weight"), ("", ""))
+            ),
+            SEPARATE,
+            FUSED_GATE_UP,
+        ),
+        norm=Norm("mlp_norm|post_attention_layernorm"),
+    ),
     # LongCat: two attentions and two dense MLPs a layer; the experts read what the first of them reads.
     Family(
         names=("longcat_flash",),
@@ -583,6 +612,12 @@ FAMILIES: tuple[Family, ...] = (
     # Towers for pictures and sound.
     Family(names=("pixtral",), norm=Norm("ffn_norm")),
     Family(names=("qwen2_5_vl_vision",), norm=Norm("norm2")),
+    Family(
+        names=("sapiens2",),
+        projections=(Projections("w12", "w12", "w3", fused="gate-first"),),
+        norm=Norm("ln2|norm2"),
+    ),
+    Family(names=("dots3_note_vision_encoder",), projections=(Projections("fc1", "fc3", "fc2"),), norm=Norm("norm2")),
     Family(
         names=("dinov2", "dinov2_with_registers"),
         projections=(Projections("weights_in", "weights_in", "weights_out", fused="gate-first"),),

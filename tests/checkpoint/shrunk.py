@@ -75,6 +75,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "csm_depth_decoder_model": {"vocab_size": 128},
     "nemotron": {"head_dim": 8},
     "dinov2": _STAGES,
+    "sapiens2": _STAGES,
     "dinov2_with_registers": _STAGES,
 }  # fmt: skip
 

@@ -120,9 +120,11 @@ PARTS = {
     "step3p5",
     "phi4_multimodal_audio",
     "qwen2_5_vl_vision",
+    "inkling_text",
+    "dia_decoder",
 }
 # Types that transformers has no modules for; their files are written by hand in `test_layouts`.
-REMOTE = {"baichuan", "internlm", "internlm2", "kimi_k2", "deepseek", "qwen", "llada", "jais", "chatglm"}  # fmt: skip
+REMOTE = {"baichuan", "internlm", "internlm2", "kimi_k2", "deepseek", "qwen", "llada", "jais", "chatglm", "dots3_note_vision_encoder"}  # fmt: skip
 BY_NAME = {case.name: case for case in reversed(CASES) if not case.label}
 
 

@@ -130,6 +130,12 @@ CASES = [
     Case("afmoe", _text(dense=1, routed=EXPERTS, shared=1)),
     Case("pop2piano", _text(dense=2) | {("encoder", "dense"): 2}),
     Case("lfm3", _text(dense=2)),
+    Case("mistral4", _text(routed=ALL, shared=2)),
+    Case("hy_v4", _text(dense=1, routed=EXPERTS, shared=1)),
+    Case("inkling_mm_model", _text(routed=ALL, shared=4)),
+    Case("sapiens2", _text(dense=2)),
+    Case("dia_encoder", _text(dense=2)),
+    Case("dia", _text(dense=2) | {("encoder", "dense"): 2}),
     Case("cohere2_moe", _text(routed=ALL)),
     Case("moshi", _text(dense=2)),
     Case("kyutai_speech_to_text", _text(dense=2)),
@@ -236,7 +242,7 @@ def norm_name(saved: Saved, layer: GatedLayer) -> str:
 READ_TEXT = [case for case in CASES if case.model_type not in (
     "pixtral", "mistral3", "dinov2", "dinov2_with_registers", "moonshine", "phi4_multimodal", "zamba2", "xlstm",
     "qwen2_5_vl", "qwen2_vl", "qwen3_vl_moe", "llama4", "aria", "mllama", "qwen3_5", "qwen3_5_moe", "kimi_k25", "step3p7",
-    "deepseek_v2", "kimi_linear", "glm4v_text", "glm4v_moe_text", "glm_ocr_text", "glm_image_text", "kyutai_speech_to_text",
+    "mistral4", "hy_v4", "inkling_mm_model", "sapiens2", "dia", "deepseek_v2", "kimi_linear", "glm4v_text", "glm4v_moe_text", "glm_ocr_text", "glm_image_text", "kyutai_speech_to_text",
 )]  # fmt: skip
 TWO_STACKS, ENCODERS = ("t5", "mt5", "umt5", "pop2piano"), ("nomic_bert", "gte", "esmc", "openai_privacy_filter")
 

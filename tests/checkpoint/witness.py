@@ -78,6 +78,10 @@ def _run(module: nn.Module, expert: int | None, x: Tensor) -> Tensor:
     if module.forward.__code__.co_argcount == 2:  # every expert reads its own part of the batch
         count = next(p for p in module.parameters() if p.ndim == 3).shape[0]
         return _first(module(x.repeat(count, 1))).reshape(count, *x.shape)[expert]
+    if module.forward.__code__.co_argcount == 3:  # experts that all run, each with a weight of its own
+        count = next(p for p in module.parameters() if p.ndim == 3).shape[0]
+        weights = torch.nn.functional.one_hot(torch.full((len(x),), expert), count).to(x.dtype)
+        return _first(module(x, weights)).reshape(x.shape)
     others = [(expert + 1) % 2] if expert < 2 else [0]  # a second one, with weight 0: some modules want several
     index = torch.tensor([[expert, *others]]).expand(len(x), -1)
     weight = torch.tensor([[1.0, 0.0]], dtype=x.dtype).expand(len(x), -1)
