@@ -122,6 +122,7 @@ PARTS = {
     "qwen2_5_vl_vision",
     "inkling_text",
     "dia_decoder",
+    "hy_v4_vl_text",
 }
 # Types that transformers has no modules for; their files are written by hand in `test_layouts`.
 REMOTE = {"baichuan", "internlm", "internlm2", "kimi_k2", "deepseek", "qwen", "llada", "jais", "chatglm", "dots3_note_vision_encoder"}  # fmt: skip
