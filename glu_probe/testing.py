@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from .errors import BadOption
+from .file_forms import FUSED, GLU, Norm, Part, Stack, file_forms
 
 ORDERS = ("separate", "gate-first", "up-first", "interleaved")
 STORAGES = ("linear", "conv1d", "one by one", "stacked", "stacked-transposed", "row-stacked")
@@ -55,252 +56,9 @@ class TrueMLP:
     names: tuple[str, str, str]
 
 
-@dataclass(frozen=True)
-class _Part:
-    """One kind of MLP in a layer: block, names, order and storage; which layers have it."""
-
-    block: str
-    names: tuple[str, ...]
-    order: str = "separate"
-    storage: str = "linear"
-    expert: str | None = None  # None dense, "routed", or a label
-    where: str = "all"  # or "first", "rest"
-    ending: str = ".weight"
-    biases: tuple[str, ...] = ()  # of gate and up, and of down
-    norm: _Norm | None = None  # where it differs from the stack's
-    bias_ending: str = ".bias"
-
-
-@dataclass(frozen=True)
-class _Norm:
-    name: str
-    centred: bool = False
-    gain: str = "w"  # "1+w", "none"
-    shift: bool = False
-
-
-@dataclass(frozen=True)
-class _Stack:
-    prefix: str
-    parts: tuple[_Part, ...]
-    norm: _Norm | None
-    tower: str = "text"
-
-
-@dataclass(frozen=True)
-class _Model:
-    stacks: tuple[_Stack, ...]
-    config: dict[str, Any] = field(default_factory=dict)
-
-
-_GLU = ("gate_proj", "up_proj", "down_proj")
-_FUSED = ("gate_up_proj", "down_proj")
-_MIX = ("w1", "w3", "w2")
-_POST = _Norm("post_attention_layernorm")
-_SILU = {"hidden_act": "silu"}
-_TANH = {"hidden_activation": "gelu_pytorch_tanh"}
-
-
-def _one(part: _Part | tuple[_Part, ...], norm: _Norm | None = _POST, prefix: str = "model.layers", **config) -> _Model:
-    """A model of one stack."""
-    parts = part if isinstance(part, tuple) else (part,)
-    return _Model((_Stack(prefix, parts, norm),), config or _SILU)
-
-
-def _experts(block: str = "mlp.experts", names: tuple[str, ...] = _GLU, **changes) -> _Part:
-    return replace(_Part(block, names, storage="one by one", expert="routed", where="rest"), **changes)
-
-
-def _shared(block: str, names: tuple[str, ...] = _GLU, **changes) -> _Part:
-    return replace(_Part(block, names, expert="shared", where="rest"), **changes)
-
-
-_DENSE = _Part("mlp", _GLU)
-_FIRST = replace(_DENSE, where="first")
-_EVERY = {"where": "all"}
-_NEEDS_COUNT = {"num_experts": "E"} | _SILU
-_STACKED = {"storage": "stacked", "ending": ""}
-
-
-def _llama_like(*names: str) -> dict[str, _Model]:
-    return dict.fromkeys(names, _one(_DENSE))
-
-
-def _facts() -> dict[str, _Model]:
-    """Every family: how its files look."""
-    shared = _shared("mlp.shared_experts")
-    post_1 = _Norm("post_attention_layernorm", gain="1+w")
-    gemma = _Norm("pre_feedforward_layernorm", gain="1+w")
-    gemma_plain = _Norm("pre_feedforward_layernorm")
-    layer_norm = _Norm("post_attention_layernorm", centred=True, shift=True)
-    linear = ("input_linear", "output_linear")
-    t5 = _Model(
-        (
-            _Stack("encoder.block", (_Part("layer.1.DenseReluDense", ("wi_0", "wi_1", "wo")),), _Norm("layer.1.layer_norm"),
-                   "encoder"),
-            _Stack("decoder.block", (_Part("layer.2.DenseReluDense", ("wi_0", "wi_1", "wo")),), _Norm("layer.2.layer_norm")),
-        ),
-        {"d_model": "D", "d_ff": "F", "num_layers": "L", "feed_forward_proj": "gated-gelu", "is_encoder_decoder": True},
-    )  # fmt: skip
-    gated_audio = [
-        _Part(f"feed_forward_{side}", _FUSED, "up-first", expert=f"feed_forward_{side}", biases=("all", "down"),
-              norm=_Norm(f"feed_forward_{side}.layer_norm", centred=True, shift=True))
-        for side in ("in", "out")
-    ]  # fmt: skip
-    oss = _experts("mlp.experts", _FUSED, order="interleaved", storage="stacked-transposed", ending="", where="all",
-                   biases=("all", "down"), bias_ending="_bias")  # fmt: skip
-    mixtral = _one(_experts("block_sparse_moe.experts", _MIX, **_EVERY), num_local_experts="E", **_SILU)
-    next_moe = _one((_experts(**_EVERY), _shared("mlp.shared_expert", **_EVERY)), post_1, **_NEEDS_COUNT)
-    vl_moe = _one(_experts(names=_FUSED, order="gate-first", **_STACKED, **_EVERY), **_NEEDS_COUNT)
-    deepseek = _one((_FIRST, _experts(), shared), n_routed_experts="E", **_SILU)
-    granite = _experts("block_sparse_moe", linear, order="gate-first", storage="stacked", **_EVERY)
-    granite_shared = _Part("shared_mlp", linear, "gate-first", expert="shared")
-    aria = (
-        _experts("mlp.experts", ("fc1", "fc2"), order="gate-first", storage="stacked-transposed", **_EVERY),
-        replace(shared, where="all"),
-    )
-    llama4 = (
-        _experts("feed_forward.experts", _FUSED, order="gate-first", storage="stacked-transposed", ending="", **_EVERY),
-        _shared("feed_forward.shared_expert", **_EVERY),
-    )
-    step = (
-        _FIRST,
-        _experts("moe", storage="stacked"),
-        _shared("share_expert"),
-    )
-    audio = _Stack("encoders", tuple(gated_audio), None)
-    swiglu = _Part("mlp", ("weights_in", "weights_out"), "gate-first", biases=("all", "down"))
-    csm_depth = _Stack("layers", (_DENSE,), _POST)
-    return {
-        **_llama_like(
-            "llama", "mistral", "ministral", "ministral3", "qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl",
-            "qwen2_5_vl_text", "qwen3", "qwen3_vl_text", "smollm3", "helium", "ernie4_5", "internlm3", "eurobert",
-            "hunyuan_v1_dense", "emu3_text_model", "iquestcoder", "cwm", "diffllama", "mllama_text_model", "csm", "doge",
-            "seed_oss", "granite", "granite_swa", "granite_docling_text", "granite4_vision_text", "baichuan", "internlm",
-        ),
-        "csm_depth_decoder_model": _Model((csm_depth,), _SILU),
-        "qwen2_moe": _one((_experts(**_EVERY), _shared("mlp.shared_expert", **_EVERY)), **_NEEDS_COUNT),
-        "laguna": _one((_FIRST, _experts(), _shared("mlp.shared_expert")), **_NEEDS_COUNT),
-        "hy_v3": _one((_FIRST, _experts(), _shared("mlp.shared_mlp")), **_NEEDS_COUNT),
-        "glm4v_moe_text": _one((_FIRST, _experts(names=_FUSED, order="gate-first", **_STACKED), shared),
-                               n_routed_experts="E", **_SILU),
-        "lara_mini": _one((_experts(names=_FUSED, order="gate-first", **_STACKED, **_EVERY),
-                           _shared("mlp.shared_expert", **_EVERY)), **_NEEDS_COUNT),
-        "afmoe": _one((_FIRST, _experts(), shared), _Norm("pre_mlp_layernorm"), **_NEEDS_COUNT),
-        "cohere2_moe": _one(_experts(**_EVERY), _Norm("input_layernorm", centred=True), **_NEEDS_COUNT),
-        **dict.fromkeys(("qwen3_moe", "olmoe", "mellum", "qwen3_omni_moe_text"), _one(_experts(**_EVERY), **_NEEDS_COUNT)),
-        **dict.fromkeys(("deepseek", "deepseek_v2", "deepseek_v3", "dots1", "kimi_k2", "kimi_k25", "glm4_moe",
-                         "exaone_moe", "solar_open", "mistral4"), deepseek),
-        "ernie4_5_moe": _one((_FIRST, _experts(), shared), moe_num_experts="E", **_SILU),
-        "mimo_v2_flash": _one((_FIRST, _experts()), n_routed_experts="E", **_SILU),
-        "hunyuan_v1_moe": _one((_experts(**_EVERY), _shared("mlp.shared_mlp", **_EVERY)), **_NEEDS_COUNT),
-        **dict.fromkeys(("qwen3_vl_moe", "qwen3_vl_moe_text"), vl_moe),
-        **dict.fromkeys(("mixtral", "minimax", "minimax_m2"), mixtral),
-        "phimoe": _one(_experts("block_sparse_moe.experts", _MIX, **_EVERY), layer_norm, num_local_experts="E", **_SILU),
-        "kimi_linear": _one(
-            (_Part("block_sparse_moe", _GLU, where="first"), _experts("block_sparse_moe.experts", _MIX),
-             _shared("block_sparse_moe.shared_experts")), num_experts="E", **_SILU,
-        ),
-        "jamba": _one((_Part("feed_forward", _GLU, where="first"), _experts("feed_forward.experts")),
-                      _Norm("pre_ff_layernorm"), **_NEEDS_COUNT),
-        "bamba": _one(_Part("feed_forward", _GLU), _Norm("pre_ff_layernorm")),
-        "falcon_h1": _one(_Part("feed_forward", _GLU), _Norm("pre_ff_layernorm"), mlp_multipliers=[1.0, 1.0], **_SILU),
-        **dict.fromkeys(("t5", "mt5", "umt5", "pop2piano"), t5),
-        **dict.fromkeys(("lfm3", "internlm2"), _one(_Part("feed_forward", _MIX), _Norm("ffn_norm"))),
-        "qwen": _one(_Part("mlp", ("w2", "w1", "c_proj")), _Norm("ln_2"), "transformer.h", hidden_act=None),
-        "llada": _one(_Part("", ("ff_proj", "up_proj", "ff_out")), _Norm("ff_norm"), "model.transformer.blocks",
-                      activation_type="silu"),
-        "jais": _one(_Part("mlp", ("c_fc2", "c_fc", "c_proj"), storage="conv1d", biases=("all", "down")),
-                     _Norm("ln_2", centred=True, shift=True), "transformer.h", activation_function="swiglu"),
-        "lfm2": _one(_Part("feed_forward", _MIX), _Norm("ffn_norm"), hidden_act=None),
-        "lfm2_moe": _one((_Part("feed_forward", _MIX, where="first"), _experts("feed_forward.experts", _MIX)),
-                         _Norm("ffn_norm"), num_experts="E"),
-        "exaone": _one(_Part("mlp", ("c_fc_0", "c_fc_1", "c_proj")), _Norm("ln_2"), "transformer.h"),
-        "granitemoe": _one(granite, num_local_experts="E", **_SILU),
-        **dict.fromkeys(("granitemoehybrid", "granitemoeshared"),
-                        _one((granite, granite_shared), num_local_experts="E", **_SILU)),
-        "granitemoe_swa": _one(_experts("block_sparse_moe.experts", _FUSED, order="gate-first", **_STACKED, **_EVERY),
-                               num_local_experts="E", **_SILU),
-        "jetmoe": _one(replace(granite, block="mlp"), num_local_experts="E", activation_function="silu"),
-        **dict.fromkeys(("qwen3_5", "qwen3_5_text"), _one(_DENSE, post_1)),
-        **dict.fromkeys(("qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"), next_moe),
-        **dict.fromkeys(("step3p7", "step3p5"), _one(step, post_1, num_local_experts="E", **_SILU)),
-        "gemma": _one(_DENSE, post_1, hidden_act="gelu"),
-        **dict.fromkeys(("gemma2", "gemma3", "gemma3_text", "vaultgemma"), _one(_DENSE, gemma, **_TANH)),
-        **dict.fromkeys(("gemma3n", "gemma3n_text"),
-                        _one(_DENSE, gemma_plain, activation_sparsity_pattern=[0.0] * 64, **_TANH)),
-        **dict.fromkeys(("gemma4_unified_text", "embedding_gemma2_text"), _one(_DENSE, gemma_plain, **_TANH)),
-        "gemma4_text": _one(
-            (_DENSE, _experts("experts", _FUSED, order="gate-first", norm=_Norm("pre_feedforward_layernorm_2"), **_STACKED,
-                              **_EVERY)), gemma_plain, num_experts="E", **_TANH,
-        ),
-        "recurrent_gemma": _one(_Part("mlp_block", _GLU, biases=("all", "down")), _Norm("channel_pre_norm", gain="1+w"),
-                                **_TANH),
-        "olmo": _one(_DENSE, _Norm("post_attention_layernorm", centred=True, gain="none")),
-        **dict.fromkeys(("olmo2", "olmo3", "exaone4"), _one(_DENSE, None)),
-        "flex_olmo": _one(_experts(**_EVERY), None, **_NEEDS_COUNT),
-        **dict.fromkeys(("cohere", "cohere2"), _one(_DENSE, _Norm("input_layernorm", centred=True))),
-        **dict.fromkeys(("stablelm", "esmc"), _one(_DENSE, layer_norm)),
-        "bitnet": _one(_DENSE, hidden_act="relu2"),
-        "chatglm": _one(_Part("mlp", ("dense_h_to_4h", "dense_4h_to_h"), "gate-first"), _POST, "transformer.encoder.layers",
-                        hidden_act=None),
-        **dict.fromkeys(("moshi", "kyutai_speech_to_text"), _one(_Part("mlp", ("fc1", "fc2"), "gate-first"))),
-        "molmo2_text": _one(_Part("mlp", ("ff_proj", "ff_out"), "up-first")),
-        **dict.fromkeys(("phi3", "phi4_multimodal", "glm", "glm4", "glm4v_text", "glm_ocr_text", "glm_image_text"), _one(_Part("mlp", _FUSED, "gate-first"))),
-        **dict.fromkeys(("llama4", "llama4_text"), _one(llama4, num_local_experts="E", **_SILU)),
-        **dict.fromkeys(("aria", "aria_text"), _one(aria, moe_num_experts="E", **_SILU)),
-        "openai_privacy_filter": _one(replace(oss, order="gate-first"), num_local_experts="E", **_SILU),
-        "minimax_m3_vl_text": _one((_FIRST, _experts("block_sparse_moe.experts", _MIX)),
-                                   _Norm("post_attention_layernorm", gain="1+w"), num_local_experts="E", **_SILU),
-        "gpt_oss": _one(oss, num_local_experts="E", swiglu_limit=7.0, **_SILU),
-        "dbrx": _one(
-            _experts("ffn.experts.mlp", ("w1", "v1", "w2"), storage="row-stacked", ending="", **_EVERY),
-            _Norm("norm_attn_norm.norm_2", centred=True), "transformer.blocks", d_model="D",
-            ffn_config={"moe_num_experts": "E", "ffn_hidden_size": "F", "ffn_act_fn": {"name": "silu"}},
-        ),
-        "deepseek_v4": _one(
-            (_experts("ffn.experts", _MIX, **_EVERY), _shared("ffn.shared_experts", _MIX, **_EVERY)), _Norm("ffn_norm"),
-            "layers", n_routed_experts="E", swiglu_limit=10.0, **_SILU,
-        ),
-        **dict.fromkeys(("hy_v4", "hy_v4_vl_text"), _one(
-            (_Part("mlp", ("linear_gate", "up_proj", "down_proj"), where="first"),
-             _experts(names=_FUSED, order="gate-first", **_STACKED),
-             _shared("mlp.shared_experts", ("linear_gate", "up_proj", "down_proj"))),
-            n_routed_experts="E", swiglu_limit=10.0, **_SILU,
-        )),
-        "inkling_text": _one(_experts(names=("w13_weight", "w2_weight"), order="interleaved", **_STACKED, **_EVERY),
-                             _Norm("mlp_norm"), "model.llm.layers", n_routed_experts="E", **_SILU),
-        "sapiens2": _one(_Part("ffn", ("w12", "w3"), "gate-first", biases=("all", "down")), _Norm("ln2"), "blocks"),
-        "dots3_note_vision_encoder": _one(_Part("mlp", ("fc1", "fc3", "fc2")), _Norm("norm2"), "blocks"),
-        "dia_encoder": _one(_Part("mlp", _FUSED, "gate-first"), _Norm("post_sa_norm"), "layers"),
-        "dia_decoder": _one(_Part("mlp", _FUSED, "gate-first"), _Norm("pre_mlp_norm"), "layers"),
-        "longcat_flash": _one(
-            (*(_Part(f"mlps.{m}", _GLU, expert=f"mlps.{m}", norm=_Norm(f"post_attention_layernorm.{m}")) for m in (0, 1)),
-             _experts(**_EVERY)), _Norm("post_attention_layernorm.0"), n_routed_experts="E", **_SILU,
-        ),
-        "xlstm": _one(_Part("ffn", ("proj_up_gate", "proj_up", "proj_down")), _Norm("norm_ffn"), "backbone.blocks", hidden_act=None),
-        "zamba2": _one(_Part("shared_transformer.feed_forward", _FUSED, "gate-first"),
-                       _Norm("shared_transformer.pre_ff_layernorm"), hidden_act="gelu", use_shared_mlp_adapter=False),
-        **dict.fromkeys(("modernbert", "modernbert-decoder"),
-                        _one(_Part("mlp", ("Wi", "Wo"), "gate-first"), _Norm("mlp_norm", centred=True),
-                             hidden_activation="gelu")),
-        "nomic_bert": _one(_Part("mlp", ("fc12", "fc11", "fc2")), _Norm("norm1", centred=True, shift=True),
-                           "encoder.layers"),
-        "gte": _one(_Part("mlp", ("up_gate_proj", "down_proj"), "up-first", biases=("down",)),
-                    _Norm("attn_ln", centred=True, shift=True), "encoder.layer", hidden_act="gelu"),
-        "moonshine": _one(_Part("mlp", ("fc1", "fc2"), "up-first", biases=("all", "down")),
-                          _Norm("final_layernorm", centred=True), "model.decoder.layers", decoder_hidden_act="silu"),
-        "pixtral": _one(_Part("feed_forward", _GLU), _Norm("ffn_norm"), "transformer.layers", hidden_act="gelu"),
-        "qwen2_5_vl_vision": _one(replace(_DENSE, biases=("all", "down")), _Norm("norm2"), "blocks"),
-        **dict.fromkeys(("dinov2", "dinov2_with_registers"),
-                        _one(swiglu, _Norm("norm2", centred=True, shift=True), "encoder.layer", use_swiglu_ffn=True)),
-        "phi4_multimodal_audio": _Model((audio,), {"activation": "silu"}),
-    }  # fmt: skip
-
-
 def tiny_families() -> list[str]:
     """The families that can be written."""
-    return sorted(_facts())
+    return sorted(file_forms())
 
 
 def write_tiny_checkpoint(
@@ -340,7 +98,7 @@ def write_tiny_checkpoint(
     """
     from safetensors.torch import save_file
 
-    model = _facts().get(family)
+    model = file_forms().get(family)
     if model is None:
         raise BadOption(f"no files of family {family!r} can be written", hint=f"There are {', '.join(tiny_families())}")
     for name, value, known in (("order", order, ORDERS), ("storage", storage, STORAGES)):
@@ -382,9 +140,9 @@ class _Writer:
             return {key: self.filled(inner) for key, inner in value.items() if inner is not None}
         return self.sizes.get(value, value) if isinstance(value, str) else value
 
-    def stack(self, stack: _Stack, order: str | None, storage: str | None) -> Iterator[TrueMLP]:
+    def stack(self, stack: Stack, order: str | None, storage: str | None) -> Iterator[TrueMLP]:
         for layer in range(self.sizes["L"]):
-            norms: dict[_Norm, tuple[Tensor, Tensor | None]] = {}
+            norms: dict[Norm, tuple[Tensor, Tensor | None]] = {}
             for part in stack.parts:
                 if part.where != "all" and (part.where == "first") != (layer == 0):
                     continue
@@ -400,7 +158,7 @@ class _Writer:
                         mlp, layer=layer, tower=stack.tower, gain=gain, shift=shift, centred=bool(norm and norm.centred)
                     )
 
-    def norm(self, name: str, norm: _Norm) -> tuple[Tensor, Tensor | None]:
+    def norm(self, name: str, norm: Norm) -> tuple[Tensor, Tensor | None]:
         """Gain and shift of a norm, which is written."""
         width = self.sizes["D"]
         if norm.gain == "none":
@@ -412,7 +170,7 @@ class _Writer:
             self.tensors[f"{name}.bias"] = shift
         return (1 + weight if norm.gain == "1+w" else weight), shift
 
-    def mlps(self, stem: str, part: _Part) -> Iterator[TrueMLP]:
+    def mlps(self, stem: str, part: Part) -> Iterator[TrueMLP]:
         """One MLP, or the experts of a layer, which are written."""
         d_model, d_mlp = self.sizes["D"], self.sizes["F"]
         many = part.expert == "routed"
@@ -443,7 +201,7 @@ class _Writer:
                     self.tensors[name] = parts[number].contiguous()
         yield from drawn
 
-    def layout(self, part: _Part, mlp: TrueMLP) -> dict[str, Tensor]:
+    def layout(self, part: Part, mlp: TrueMLP) -> dict[str, Tensor]:
         """The tensors of one MLP, as they stand in files."""
         gate, up, down = mlp.query, mlp.key, mlp.value.T
         out = {"gate": _together(gate, up, part.order)} if part.order != "separate" else {"gate": gate, "up": up}
@@ -469,10 +227,10 @@ def _together(gate: Tensor, up: Tensor, order: str) -> Tensor:
     return torch.cat([gate, up] if order == "gate-first" else [up, gate])
 
 
-def _reordered(part: _Part, order: str | None) -> _Part:
+def _reordered(part: Part, order: str | None) -> Part:
     """The part with gate and up together or apart, under the usual names where its own do not serve."""
     if order is None or order == part.order:
         return part
     if order == "separate":
-        return replace(part, order=order, names=_GLU)
-    return replace(part, order=order, names=part.names if part.order != "separate" else _FUSED)
+        return replace(part, order=order, names=GLU)
+    return replace(part, order=order, names=part.names if part.order != "separate" else FUSED)

@@ -6,19 +6,17 @@ will do. Shapes are then checked against each other and the config.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from ..errors import LayoutUnknown, NoExpertsMapped
-from ..neurons import expert_group
+from ..errors import LayoutUnknown
 from .families import PLAIN
 from .family import Family, FusedOrder, Projections
 from .matching import Matcher
 from .packed import refuse_packed
-from .places import BlockKey, Leaves, Parameter, blocks_of, contents, numbers, pattern, tensor_index
+from .places import BlockKey, Leaves, Parameter, blocks_of, contents, pattern, tensor_index
 from .refusals import (
-    EXPERT_ADVICE,
     expert_counts,
     gated_outside_layers,
     refuse_incomplete,
@@ -26,74 +24,15 @@ from .refusals import (
     refuse_ungated,
     refuse_unmapped_experts,
 )
-from .slabs import Cut, Evidence, Slab, cut
+from .sites import SHARED, Site, dense_where_alone, expert_of, labelled
+from .slabs import Evidence, cut
 from .source import TensorInfo
 from .towers import name_towers
 
-_SHARED = ("shared_expert", "share_expert", "shared_mlp")
 # Modules that may stand in an MLP's block and leave its own function alone.
 _ROUTING = ("gate", "router", "experts", "shared_expert_gate", "e_score_correction", "expert")
 # What only a layer for predicting further tokens has.
 _MTP_PARTS = {"eh_proj", "enorm", "hnorm", "shared_head", "nextn"}
-_GROUPS = ("dense", "routed", "shared")
-
-
-@dataclass(frozen=True)
-class Site:
-    """One gated MLP in the file.
-
-    Attributes:
-        tower, layer, expert: what it is called in frames.
-        prefix, block: where its tensors stand.
-        tensors: role to tensor name; gate and up share one where `fused` is an order.
-        slabs: role to the part of that tensor that is this MLP's.
-        d_mlp, d_model: its sizes, read from the tensors.
-        storage: how experts share tensors, in words; "" where none are shared.
-        extras: other modules in its block; what they do to its function is not known.
-    """
-
-    tower: str
-    layer: int
-    expert: int | str | None
-    prefix: str
-    block: tuple[str, ...]
-    tensors: Mapping[str, str]
-    fused: FusedOrder | None
-    d_mlp: int
-    d_model: int
-    slabs: Mapping[str, Slab] = field(default_factory=dict)
-    storage: str = ""
-    extras: tuple[str, ...] = ()
-
-    @property
-    def group(self) -> str:
-        """Kind of MLP this is: "dense", "routed" or "shared"."""
-        return expert_group(self.expert)
-
-    @property
-    def layout(self) -> str:
-        """How gate and up, and experts, share tensors, in words."""
-        return ", ".join(filter(None, (self.fused or "separate", self.storage)))
-
-    @property
-    def where(self) -> str:
-        """For messages."""
-        expert = f", expert {self.expert}" if self.storage and self.expert is not None else ""
-        return f"layer {self.layer}, {'.'.join(self.block) or 'MLP'}{expert}"
-
-    @property
-    def _rank(self) -> tuple:
-        expert = self.expert
-        return (
-            self.tower != "text",
-            self.tower,
-            self.layer,
-            _GROUPS.index(self.group),
-            expert if isinstance(expert, int) else -1,
-            pattern(self.block),
-            numbers(self.block),
-            str(expert),
-        )
 
 
 @dataclass
@@ -181,14 +120,14 @@ def find_sites(infos: Mapping[str, TensorInfo], reading: Reading) -> Inventory:
         for names in found
         for site in finder.sites(tower, key, blocks[key], names, inside[key])
     ]
-    sites = _dense_where_alone(_labelled(finder.apart(sites)))
+    sites = dense_where_alone(labelled(finder.apart(sites)))
     refuse_twins(sites)
     refuse_unmapped_experts(sites, infos, reading.config_of("text", ""), reading.model_type)
     if not sites:
         refuse_ungated(blocks, infos, reading.model_type)
     prefixes = {site.tower: site.prefix for site in sites}
     layers = {tower: finder.layers_of(tower, prefix) for tower, prefix in prefixes.items()}
-    sites.sort(key=lambda site: site._rank)
+    sites.sort(key=lambda site: site.rank)
     notes = [f"{tower} was left out: {why}" for tower, why in skipped.items()]
     if identities:
         notes.append(f"{identities} experts of a layer write what they read and have no neurons; they are left out")
@@ -253,7 +192,7 @@ class _Finder:
             except LayoutUnknown as error:
                 if tower == "text":
                     raise
-                skipped[tower] = error.what
+                skipped.setdefault(tower, error.what)
                 continue
             if projections:
                 matched[key] = tower, projections
@@ -279,11 +218,11 @@ class _Finder:
         cuts = cut(projections, tensors, self.infos, self._evidence(tower, prefix, layer))
         # without a block it is the whole layer, as in GGUF
         others = inside - set(roles.values()) if block else {name for name in inside if name.startswith("ffn_sub")}
-        extras = tuple(sorted(name for name in others if name not in _ROUTING and not name.startswith(_SHARED)))
+        extras = tuple(sorted(name for name in others if name not in _ROUTING and not name.startswith(SHARED)))
         stacked = cuts[0].storage not in ("", "transposed")
         return [
             Site(
-                tower, layer, _expert(projections, block, tensors["gate"], number if stacked else None, len(cuts)), prefix,
+                tower, layer, expert_of(projections, block, tensors["gate"], number if stacked else None, len(cuts)), prefix,
                 block, tensors, projections.fused, one.d_mlp, one.d_model, one.slabs, one.storage, extras,
             )
             for number, one in enumerate(cuts)
@@ -312,55 +251,9 @@ class _Finder:
         ) or sorted(self._present[prefix])
 
 
-def _labelled(sites: list[Site]) -> list[Site]:
-    """Several dense MLPs of one layer told apart by the names of their blocks."""
-    counts = Counter((site.tower, site.layer) for site in sites if site.expert is None)
-    return [
-        replace(site, expert=".".join(site.block))
-        if site.expert is None and counts[site.tower, site.layer] > 1 and site.block
-        else site
-        for site in sites
-    ]
-
-
-def _dense_where_alone(sites: list[Site]) -> list[Site]:
-    """What a model calls shared is dense where there is nothing else in its layers."""
-    experts = {site.tower for site in sites if isinstance(site.expert, int)}
-    dense = {(site.tower, site.layer) for site in sites if site.group == "dense"}
-    return [
-        replace(site, expert=None)
-        if site.expert == "shared" and site.tower not in experts and (site.tower, site.layer) not in dense
-        else site
-        for site in sites
-    ]
-
-
-def _expert(
-    projections: Projections, block: tuple[str, ...], gate: str, number: int | None, count: int
-) -> int | str | None:
-    """Which expert it is: from its place in a stacked tensor, or from its name."""
-    shared = projections.group == "shared" or any(part.startswith(_SHARED) for part in block)
-    named = number
-    if number is None and "experts" in block:
-        after = block[block.index("experts") + 1 : block.index("experts") + 2]
-        if not (after and after[0].isdigit()):
-            raise NoExpertsMapped(
-                f"{gate!r} belongs to experts, but its name does not say to which", hint=EXPERT_ADVICE
-            )
-        named = int(after[0])
-    if shared:
-        own = numbers(block[next((i for i, part in enumerate(block) if part.startswith(_SHARED)), 0) :])
-        which = named if named is not None and count > 1 else own[0] if own else None
-        return "shared" if which is None else f"shared.{which}"
-    return named
-
-
 def _norm_widths(index: Mapping[Parameter, str], infos: Mapping[str, TensorInfo]) -> dict[tuple[str, int], set[int]]:
     widths: dict[tuple[str, int], set[int]] = {}
     for place, name in index.items():
         if not place.block and "norm" in place.leaf and len(infos[name].shape) == 1:
             widths.setdefault((place.prefix, place.layer), set()).add(infos[name].shape[0])
     return widths
-
-
-__all__ = ["Cut", "Inventory", "Reading", "Site", "config_width", "find_sites"]

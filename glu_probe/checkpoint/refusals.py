@@ -17,7 +17,7 @@ from .places import Blocks, Leaves, is_attention, locate, pattern
 from .source import TensorInfo
 
 if TYPE_CHECKING:
-    from .layout import Site
+    from .sites import Site
 
 EXPERT_ADVICE = (
     "Experts are read one by one (experts.N.gate_proj / up_proj / down_proj) or stacked in one tensor of a layer, under "
