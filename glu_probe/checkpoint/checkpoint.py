@@ -194,9 +194,10 @@ class Checkpoint:
     def _tower_provenance(self, tower: str, rules: TowerRules) -> dict[str, Any]:
         sites = [site for site in self.sites if site.tower == tower]
         infos = self._source.infos()
+        gates = (self._reader.rules(site, rules).activation for site in sites)
         return {
             "family": rules.name,
-            "activation": rules.activation.name if rules.activation else None,
+            "activation": " / ".join(dict.fromkeys(gate.name for gate in gates if gate)) or None,
             "activation_source": rules.activation_source,
             "norm": rules.norm_words(folded=self.options.fold_norm),
             "post_norm": f"{rules.post_norm.words}, {'folded into value' if self.options.fold_post_norm else 'not folded'}"

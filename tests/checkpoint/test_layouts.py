@@ -547,3 +547,14 @@ def test_a_tower_that_has_the_whole_model_s_name_gets_no_rules_of_its_text(tmp_p
     assert layer.activation is None
     assert layer.functional_note()
     assert "norm" not in layer.sources
+
+
+def test_what_is_said_of_gates_that_differ_by_layer(tmp_path):
+    write_tiny_checkpoint("step3p7", tmp_path)
+    rewritten(tmp_path, swiglu_limits=[0, 7.0], swiglu_limits_shared=[0, 16.0])
+    checkpoint = gp.open_checkpoint(tmp_path)
+    said = checkpoint.provenance()["towers"]["text"]["activation"]
+    assert said == "silu / silu, at most 7 / silu, at most 16"
+    assert checkpoint.layer(0).functional_note() is None
+    assert "clamp(b, -7, 7)" in checkpoint.layer(1, 0).functional_note()
+    assert "clamp(b, -16, 16)" in checkpoint.layer(1, "shared").functional_note()
