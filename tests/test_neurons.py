@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import pickle
+from dataclasses import replace
 
 import pytest
 import torch
 
 import glu_probe as gp
+from glu_probe.activations import limited
 from glu_probe.errors import BadOption, ShapeMismatch, UnknownActivation
 
 from .support import random_layer
@@ -124,3 +127,61 @@ def test_layers_have_a_short_name_and_compare_by_identity():
     assert layer == layer
     assert layer != random_layer()
     assert gp.GatedLayer(layer.query, layer.key, layer.value, "swish").activation is layer.activation
+
+
+# -- neurons that are not linear in the up branch ---------------------------------------------------
+
+
+@pytest.fixture
+def limited_layer():
+    act = limited(gp.activation("silu"), 1.0, up_offset=0.5)
+    return replace(random_layer(biases=True), activation=act)
+
+
+def test_forward_with_a_function_of_the_up_branch(limited_layer):
+    x = inputs(7)
+    a, b = limited_layer.preactivations(x)
+    g = torch.nn.functional.silu(a.clamp(max=1.0)) * (b.clamp(-1, 1) + 0.5)
+    torch.testing.assert_close(limited_layer.coefficients(x), g)
+    torch.testing.assert_close(limited_layer.forward(x), g @ limited_layer.value)
+
+
+def test_exchange_with_a_function_of_the_up_branch(limited_layer):
+    """S(b) up(a), in the coordinates of the file: no others are equivalent."""
+    x = inputs(7)
+    a, b = limited_layer.preactivations(x)
+    expected = torch.nn.functional.silu(b.clamp(max=1.0)) * (a.clamp(-1, 1) + 0.5)
+    for gauge in ("canonical", "raw"):
+        torch.testing.assert_close(limited_layer.exchange(gauge).coefficients(x), expected)
+    assert (limited_layer.canonical_gauge() == 1).all()
+    with pytest.raises(BadOption, match="cannot be rescaled"):
+        limited_layer.regauge(torch.full((limited_layer.d_mlp,), 2.0, dtype=torch.float64))
+
+
+def test_a_function_of_the_up_branch_takes_the_theory_s_claims_back(limited_layer):
+    assert "clamp(b, -1, 1) + 0.5" in limited_layer.functional_note()
+    plain = limited(gp.activation("silu"), 1.0, limit_up=False)
+    assert replace(limited_layer, activation=plain).functional_note() is None
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_what_a_limited_gate_tends_to(after):
+    act = limited(gp.activation("silu"), 2.0, after=after, limit_up=False)
+    z = torch.tensor([-1e3, -1e-4, 1e-4, 1e3], dtype=torch.float64)
+    torch.testing.assert_close(act(z)[1:3], z[1:3] / 2, rtol=1e-3, atol=0.0)
+    assert act(z)[3] == act.large.coefficient == (2.0 if after else act(torch.tensor(2.0, dtype=torch.float64)))
+    assert (act.small.activation, act.large.activation) == ("linear", "step")
+
+
+def test_limited_gates_reach_other_processes(limited_layer):
+    again = pickle.loads(pickle.dumps(limited_layer.activation))
+    assert again == limited_layer.activation
+    x = torch.linspace(-3, 3, 9)
+    assert torch.equal(again(x), limited_layer.activation(x))
+    assert torch.equal(again.up(x), limited_layer.activation.up(x))
+
+
+@pytest.mark.parametrize("limit", [0, -1.0, None, True, float("nan")])
+def test_a_limit_is_positive(limit):
+    with pytest.raises(BadOption, match="limit of a gate"):
+        limited(gp.activation("silu"), limit)
