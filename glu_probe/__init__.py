@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING
 _PUBLIC = {
     "open_checkpoint": "checkpoint.checkpoint",
     "Checkpoint": "checkpoint.checkpoint",
+    "register_family": "checkpoint.registration",
     "GatedLayer": "neurons",
     "Activation": "activations",
     "activation": "activations",
+    "check": "checking",
     "probe": "probing",
     "measure_layer": "probing",
     "Report": "report",
@@ -32,14 +34,16 @@ _PUBLIC = {
     "MEASURES": "measures.registry",
     "GluProbeError": "errors",
 }
-_MODULES = ("conversions", "errors", "figures", "forms", "measures", "sample_models", "symmetries")
+_MODULES = ("conversions", "errors", "figures", "forms", "measures", "sample_models", "symmetries", "testing")
 
 __all__ = sorted([*_PUBLIC, *_MODULES, "load_report"])
 
 if TYPE_CHECKING:
     from . import conversions, errors, figures, forms, measures, sample_models, symmetries
     from .activations import Activation, activation
+    from .checking import check
     from .checkpoint.checkpoint import Checkpoint, open_checkpoint
+    from .checkpoint.registration import register_family
     from .errors import GluProbeError
     from .measures.gaussian import gaussian_measures
     from .measures.io_classes import IO_CLASSES, io_class

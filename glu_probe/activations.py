@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .errors import UnknownActivation
+from .errors import BadOption, UnknownActivation
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,9 @@ class Activation:
         odd: S(-z) = -S(z).
         small, large: what S tends to for |z| -> 0 and |z| -> infinity; None where S is homogeneous itself.
         aliases: other names of the same function in configs.
+        up: what the neuron makes of the up branch where that is not b itself: it computes S(a) up(b) v. The theory
+            takes a linear up branch, so measures of the neuron's function are missing then.
+        up_formula: up(b) as text.
     """
 
     name: str
@@ -50,6 +53,8 @@ class Activation:
     large: Limit | None = None
     aliases: tuple[str, ...] = ()
     odd: bool = False
+    up: Callable[[Tensor], Tensor] | None = None
+    up_formula: str = "b"
 
     def __call__(self, z: Tensor) -> Tensor:
         """S(z), element-wise."""
@@ -149,3 +154,85 @@ def activation(name: str | Activation) -> Activation:
             hint=f"Known are {', '.join(sorted(ACTIVATIONS))}; name one with `activation=` (`--activation`) "
             "only if it is the function that the model really computes",
         ) from None
+
+
+# -- gates that single families make of these ----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Swish:
+    alpha: float
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return z * torch.sigmoid(self.alpha * z)
+
+
+@dataclass(frozen=True)
+class _LimitedGate:
+    base: Callable[[Tensor], Tensor]
+    limit: float
+    after: bool
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return self.base(z).clamp(max=self.limit) if self.after else self.base(z.clamp(max=self.limit))
+
+
+@dataclass(frozen=True)
+class _LimitedUp:
+    limit: float
+    offset: float
+
+    def __call__(self, b: Tensor) -> Tensor:
+        return b.clamp(-self.limit, self.limit) + self.offset
+
+
+def swish(alpha: float) -> Activation:
+    """z sigmoid(alpha z): silu for 1, quick_gelu for 1.702.
+
+    >>> swish(1.702).name
+    'quick_gelu'
+    """
+    if alpha in (1.0, 1.702):
+        return activation("silu" if alpha == 1.0 else "quick_gelu")
+    return Activation(
+        f"swish({alpha:g})",
+        f"z sigmoid({alpha:g} z)",
+        _Swish(alpha),
+        small=Limit("linear", 0.5),
+        large=_RELU_END if alpha > 0 else None,
+    )
+
+
+def limited(
+    base: Activation, limit: float, *, after: bool = False, limit_up: bool = True, up_offset: float = 0.0
+) -> Activation:
+    """A gate whose pre-activation (or, with `after`, whose value) is cut at `limit` from above.
+
+    Args:
+        base: S without the limit.
+        limit: the largest pre-activation, or value.
+        after: whether the value is cut.
+        limit_up: whether the up branch is cut at both plus and minus the limit.
+        up_offset: what is added to the up branch behind that.
+
+    Raises:
+        BadOption: the limit is not a positive number.
+
+    >>> limited(activation("silu"), 7.0).up(torch.tensor([-9.0, 1.0])).tolist()
+    [-7.0, 1.0]
+    """
+    if not isinstance(limit, (int, float)) or isinstance(limit, bool) or not limit > 0:
+        raise BadOption(f"the limit of a gate is {limit!r}", hint="It must be a positive number")
+    largest = float(limit) if after else float(base(torch.tensor(float(limit), dtype=torch.float64)))
+    cut = f"min(S(z), {limit:g})" if after else f"S(min(z, {limit:g}))"
+    up_formula = f"clamp(b, -{limit:g}, {limit:g})" if limit_up else "b"
+    up = _LimitedUp(float(limit) if limit_up else math.inf, float(up_offset)) if limit_up or up_offset else None
+    return Activation(
+        f"{base.name}, at most {limit:g}" if after else f"{base.name} up to {limit:g}",
+        f"{cut}, S(z) = {base.formula}",
+        _LimitedGate(base, float(limit), after),
+        small=base.small,
+        large=Limit("step", largest),
+        up=up,
+        up_formula=f"{up_formula} + {up_offset:g}" if up_offset else up_formula,
+    )

@@ -35,9 +35,14 @@ FusedLayout = Annotated[
     str | None,
     typer.Option(metavar="gate-first|up-first|interleaved", help="Which half of a fused tensor is the gate."),
 ]
+ExpertLayout = Annotated[
+    str | None,
+    typer.Option(metavar="rows|columns", help="Whether stacked experts are [out, in] (rows) or [in, out] (columns)."),
+]
 ActivationName = Annotated[
     str | None, typer.Option("--activation", help="Take this activation instead of the config's.")
 ]
+Layers = Annotated[str | None, typer.Option(help='Which layers: "0:8" for 0 to 7, or "0,4,7".')]
 FoldNorm = Annotated[bool, typer.Option(help="Fold the gain of the norm before the MLP into query and key.")]
 FoldPostNorm = Annotated[bool, typer.Option(help="Fold the gain of a norm on the MLP's output into value.")]
 
@@ -72,56 +77,76 @@ def inspect(
     family: Family = None,
     fused_layout: FusedLayout = None,
     activation: ActivationName = None,
+    expert_layout: ExpertLayout = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what a checkpoint holds, from headers."""
     from .checkpoint.checkpoint import open_checkpoint
+    from .overview import layout_text
 
-    checkpoint = open_checkpoint(model, family=family, fused_layout=fused_layout, activation=activation)
-    frame = checkpoint.describe()
+    checkpoint = open_checkpoint(
+        model, family=family, fused_layout=fused_layout, activation=activation, expert_layout=expert_layout
+    )
     if as_json:
-        _print_json({**checkpoint.provenance(), "mlps": json.loads(frame.to_json(orient="records"))})
+        mlps = json.loads(checkpoint.describe().to_json(orient="records"))
+        _print_json({**checkpoint.provenance(), "mlps": mlps})
         return
     _notes(checkpoint.notes)
-    _echo(describe_text(checkpoint.provenance(), frame))
+    _echo(layout_text(checkpoint))
 
 
-def describe_text(provenance: dict[str, Any], frame: Any) -> str:
-    """The text of `inspect`: one paragraph a stack of layers, one line a shape."""
-    from .checkpoint.checkpoint import spans
+@app.command(epilog="Example: glu-probe check HuggingFaceTB/SmolLM2-135M")
+def check(
+    model: Model,
+    layers: Layers = None,
+    family: Family = None,
+    fused_layout: FusedLayout = None,
+    activation: ActivationName = None,
+    expert_layout: ExpertLayout = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random input.")] = 0,
+    max_gb: Annotated[float, typer.Option(min=0, help="Compare no MLP that needs more memory, in GB.")] = 16.0,
+    as_json: AsJson = False,
+) -> None:
+    """Ask transformers' own modules whether a checkpoint is read rightly.
 
-    lines = [f"{provenance['model']}  ({provenance['format']}, model_type {provenance['model_type']})"]
-    for tower, facts in provenance["towers"].items():
-        lines += [
-            f"{tower}:",
-            f"  family      {facts['family'] or 'not in the table'}",
-            f"  activation  {facts['activation'] or 'unknown'}  ({facts['activation_source']})",
-            f"  norm        {facts['norm']}",
-        ]
-        if facts["post_norm"]:
-            lines.append(f"  post-norm   {facts['post_norm']}")
-        part = frame[frame["tower"] == tower].assign(expert=lambda f: f["expert"].fillna(""))
-        kinds = part["expert"].map(lambda e: "dense" if e == "" else "shared" if e == "shared" else "routed")
-        for (kind, d_mlp, layout, dtype), group in part.groupby([kinds, "d_mlp", "layout", "dtype"], sort=False):
-            count = f"{len(group)} MLPs" if kind != "dense" else f"{len(group)} layers"
-            lines.append(
-                f"  {count}  {spans(sorted(set(group['layer'])))}: {kind}, d_model {group['d_model'].iloc[0]}, "
-                f"d_mlp {d_mlp}, {layout}, {dtype}"
-            )
-        first = part.iloc[0]
-        lines += [f"  {role:<11} {first[role]}" for role in ("gate", "up", "down")]
-    lines.append(f"a run reads {frame['bytes'].sum() / 1e6:,.1f} MB")
-    return "\n".join(lines)
+    Says how the tensors are read, then runs a few MLPs (by default of the first, middle and last layer of each kind)
+    as transformers builds them and as the factors that are measured. No code of the repository is run. Exit code 3 if
+    they differ; 0 if they agree or could not be compared, which is said.
+    """
+    from tqdm import tqdm
+
+    from .checking import check as compare
+    from .checkpoint.checkpoint import open_checkpoint
+
+    checkpoint = open_checkpoint(
+        model, family=family, fused_layout=fused_layout, activation=activation, expert_layout=expert_layout
+    )
+    result = compare(
+        checkpoint,
+        layers=layers,
+        seed=seed,
+        max_gb=max_gb,
+        progress=lambda mlps: tqdm(mlps, desc=checkpoint.name, unit=" MLPs", disable=None),
+    )
+    if as_json:
+        rows = json.loads(result.frame.to_json(orient="records", double_precision=15))
+        _print_json({**checkpoint.provenance(), "ok": result.ok, "compared_with": result.reference, "mlps": rows})
+    else:
+        _notes(checkpoint.notes)
+        _echo(str(result))
+    if not result.ok:
+        raise typer.Exit(3)
 
 
 @app.command(epilog="Example: glu-probe report HuggingFaceTB/SmolLM2-135M -o smollm2 --layers 0:8")
 def report(
     model: Model,
     out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where to write; made if need be.")],
-    layers: Annotated[str | None, typer.Option(help='Which layers: "0:8" for 0 to 7, or "0,4,7".')] = None,
+    layers: Layers = None,
     family: Family = None,
     fused_layout: FusedLayout = None,
     activation: ActivationName = None,
+    expert_layout: ExpertLayout = None,
     fold_norm: FoldNorm = True,
     fold_post_norm: FoldPostNorm = False,
     seed: Annotated[int, typer.Option(min=0, help="Of everything that is sampled.")] = 0,
@@ -143,6 +168,7 @@ def report(
         family=family,
         fused_layout=fused_layout,
         activation=activation,
+        expert_layout=expert_layout,
         fold_norm=fold_norm,
         fold_post_norm=fold_post_norm,
     )
@@ -192,6 +218,7 @@ def neuron(
     family: Family = None,
     fused_layout: FusedLayout = None,
     activation: ActivationName = None,
+    expert_layout: ExpertLayout = None,
     fold_norm: FoldNorm = True,
     as_json: AsJson = False,
 ) -> None:
@@ -200,7 +227,12 @@ def neuron(
     from .checkpoint.checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(
-        model, family=family, fused_layout=fused_layout, activation=activation, fold_norm=fold_norm
+        model,
+        family=family,
+        fused_layout=fused_layout,
+        activation=activation,
+        expert_layout=expert_layout,
+        fold_norm=fold_norm,
     )
     which = int(expert) if expert is not None and expert.isdigit() else expert
     factors = checkpoint.layer(layer, expert=which)
@@ -246,8 +278,9 @@ def ls(what: Annotated[Listing, typer.Argument(help="What to list.")], as_json: 
         from .checkpoint.families import FAMILIES
 
         rows = [
-            {"names": list(f.names), "gguf": list(f.gguf), "layout": f.projections.fused or "separate",
-             "tensors": list(dict.fromkeys([f.projections.gate, f.projections.up, f.projections.down])),
+            {"names": list(f.names), "gguf": list(f.gguf),
+             "layout": ", ".join(dict.fromkeys(p.fused or "separate" for p in f.layouts)),
+             "tensors": list(dict.fromkeys(name for p in f.layouts for name in p.names)),
              "activation": list(f.activation.keys), "norm": f.norm.words if f.norm else "none in front"}
             for f in FAMILIES
         ]  # fmt: skip

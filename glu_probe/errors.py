@@ -166,12 +166,20 @@ class LayoutUnknown(UnsupportedModel):
     """Which half or tensor is the gate depends on the family, and the family is unknown."""
 
 
+class LayoutAmbiguous(LayoutUnknown):
+    """Two readings of a tensor fit its shape, and nothing says which is meant."""
+
+
 class UnknownActivation(UnsupportedModel):
     """The activation named by the config is not one whose formula is known here."""
 
 
 class QuantizedWeights(UnsupportedModel):
     """Weights are packed by a scheme that is not decoded here."""
+
+
+class MissingLibrary(QuantizedWeights):
+    """Weights are packed by a scheme whose own library decodes it, and that library is not installed."""
 
 
 # -- results ------------------------------------------------------------------------------------

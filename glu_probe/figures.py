@@ -149,6 +149,69 @@ def layer_heatmap(layers: pd.DataFrame, *, measures: Sequence[str] | None = None
     return ax
 
 
+def expert_heatmap(
+    neurons: pd.DataFrame, measure: str = "exchange_asymmetry", *, tower: str | None = None, ax: Axes | None = None
+) -> Axes:
+    """Layers across, routed experts down: the mean of one neuron measure over every expert's neurons.
+
+    Layers without routed experts, and experts without a value, are drawn as missing; shared experts are not drawn.
+
+    Args:
+        neurons: the neuron frame.
+        measure: one of its columns.
+        tower: which stack of layers; needed only where several have routed experts.
+        ax: where to draw.
+
+    Raises:
+        BadOption: there is no such column, no routed expert, or no value to draw.
+    """
+    _require(neurons, ["layer", "tower", measure])
+    means, layers = _expert_means(neurons, measure, tower)
+    ax = _axes(ax, expert_grid_size(len(layers), len(means)))
+    sns.heatmap(
+        means, ax=ax, cmap="viridis", linewidths=0, mask=np.isnan(means), xticklabels=False, yticklabels=False,
+        cbar_kws={"label": f"mean {measure}"}, rasterized=True,
+    )  # fmt: skip
+    ax.set_facecolor(_MISSING)
+    _label_layers(ax, [str(layer) for layer in layers], offset=0.5)
+    experts = label_positions(len(means))
+    ax.set_yticks([expert + 0.5 for expert in experts], [str(expert) for expert in experts], rotation=0)
+    ax.set_ylabel("expert")
+    if np.isnan(means).any():
+        ax.set_title("grey: missing", fontsize="small", loc="right")
+    return ax
+
+
+def expert_grid_size(n_layers: int, n_experts: int) -> tuple[float, float]:
+    """Size of a figure, in inches, in which the cells of `expert_heatmap` can be told apart, as far as a page allows."""
+    return min(14.0, max(6.0, 2.6 + 0.16 * n_layers)), min(8.5, max(2.8, 1.2 + 0.16 * n_experts))
+
+
+def _expert_means(neurons: pd.DataFrame, measure: str, tower: str | None) -> tuple[np.ndarray, list[int]]:
+    """Means by expert and layer, missing where there is none, and the layers."""
+    names, known = pd.factorize(neurons["expert"])
+    indices = np.array([int(name) if str(name).isdigit() else -1 for name in known] or [-1])
+    expert = np.where(names < 0, -1, indices[names])
+    towers = neurons["tower"].astype(str).to_numpy()
+    routed = sorted({*towers[expert >= 0]})
+    if tower is None and len(routed) > 1:
+        raise BadOption(f"the stacks {', '.join(routed)} have routed experts", hint="Say which with tower=")
+    tower = tower or (routed[0] if routed else None)
+    if tower not in routed:
+        raise BadOption(f"there are no routed experts{f' in {tower!r}' if tower else ''}: there is nothing to draw")
+    here = towers == tower
+    layers, column = np.unique(neurons["layer"].to_numpy()[here], return_inverse=True)
+    expert, values = expert[here], neurons[measure].to_numpy(dtype=float)[here]
+    shape, used = (expert.max() + 1, len(layers)), (expert >= 0) & np.isfinite(values)
+    cells = expert[used] * len(layers) + column[used]
+    count = np.bincount(cells, minlength=shape[0] * shape[1])
+    total = np.bincount(cells, values[used], minlength=shape[0] * shape[1])
+    if not count.any():
+        raise BadOption(f"every value of {measure} is missing: there is nothing to draw")
+    means = np.divide(total, count, out=np.full(len(total), np.nan), where=count > 0)
+    return means.reshape(shape), layers.tolist()
+
+
 def layer_profile(layers: pd.DataFrame, measure: str = "exchange_asymmetry", *, ax: Axes | None = None) -> Axes:
     """One neuron measure through the layers: mean, median, 5-95 % band, energy-weighted mean, and its null if it has one.
 

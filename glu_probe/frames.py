@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from .activations import activation
+from .errors import UnknownActivation
 from .measures.gaussian import gaussian_table
 from .measures.io_classes import IO_CLASSES, IO_SWEEP, io_class
 from .measures.nulls import NULL_MEASURES, isotropic_null
@@ -170,9 +171,14 @@ def _relu_ratio(neurons: dict[str, np.ndarray], name: str | None) -> float:
 
     Missing for gates that do not tend to a ReLU.
     """
-    act = None if name is None else activation(name)
     known = np.isfinite(neurons["exchange_asymmetry"])
-    if act is None or not known.any() or not (act.name == "relu" or (act.large and act.large.activation == "relu")):
+    if name is None or not known.any():
+        return np.nan
+    try:
+        act = activation(name)
+    except UnknownActivation:  # one that a single family or user makes: its limits are not known by its name
+        return np.nan
+    if not (act.name == "relu" or (act.large and act.large.activation == "relu")):
         return np.nan
     relu = gaussian_table("relu")(np.ones(known.sum()), neurons["abs_cos_qk"][known])["exchange_asymmetry"].mean()
     # where gate and up coincide both are 0, and their ratio is noise

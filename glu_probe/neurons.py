@@ -1,7 +1,7 @@
 """A gated MLP as its neurons: rank-1 query, key and value factors, and the operations on them.
 
 With x the MLP's input, neuron j computes S(a_j) b_j v_j, where a_j = q_j.x + query_bias_j and
-b_j = k_j.x + key_bias_j. Everything is neuron-major: row j of query, key and value is neuron j, whatever
+b_j = k_j.x + key_bias_j; single families put a function of b_j in its place. Everything is neuron-major: row j of query, key and value is neuron j, whatever
 the layout of the file was.
 """
 
@@ -32,7 +32,8 @@ class GatedLayer:
     Attributes:
         query, key, value: gate rows, up rows and down columns, [d_mlp, d_model], float32 or wider.
         activation: the gate's nonlinearity S, or its name; None where it is not known.
-        layer, expert, tower: where in the model it stands. `expert` is the routed index, "shared" or None.
+        layer, expert, tower: where in the model it stands. `expert` is the routed index, "shared" ("shared.0" where
+            there are several), the block's name where a layer has several dense MLPs, or None.
         query_bias, key_bias: [d_mlp] constants of a and b, or None.
         output_bias: [d_model], added to the MLP's output, or None.
         scale_note: None where x has a known scale (it leaves a norm that is folded in, or whose gain is left
@@ -101,6 +102,11 @@ class GatedLayer:
         """Why measures of the neuron's function are missing, or None where they are defined."""
         if self.activation is None:
             return "the activation is not known"
+        if self.activation.up is not None:
+            return (
+                f"the up branch acts as {self.activation.up_formula}, and the theory is that of neurons linear in it"
+                + (f"; {self.scale_note}" if self.scale_note else "")
+            )
         return self.scale_note
 
     def detach(self) -> GatedLayer:
@@ -124,9 +130,10 @@ class GatedLayer:
         return a, b if self.key_bias is None else b + self.key_bias
 
     def coefficients(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_mlp"]:
-        """g = S(a) b, what each neuron multiplies its value with."""
+        """g = S(a) b, what each neuron multiplies its value with; S(a) up(b) where the activation has an `up`."""
         a, b = self.preactivations(x)
-        return self.known_activation()(a) * b
+        act = self.known_activation()
+        return act(a) * (b if act.up is None else act.up(b))
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """The MLP's output.
@@ -141,7 +148,16 @@ class GatedLayer:
     # -- gauge: the same function in other coordinates ------------------------------------------
 
     def regauge(self, c: PerNeuron) -> GatedLayer:
-        """The same function with (k, v) -> (c k, v / c), c of either sign; b and its bias scale with c."""
+        """The same function with (k, v) -> (c k, v / c), c of either sign; b and its bias scale with c.
+
+        Raises:
+            BadOption: the neurons are not linear in b, so that this would be another function.
+        """
+        if self.activation is not None and self.activation.up is not None and bool((c != 1).any()):
+            raise BadOption(
+                f"key and value cannot be rescaled against each other: b acts as {self.activation.up_formula}",
+                where=f"layer {self.layer}",
+            )
         return replace(
             self,
             key=self.key * c[:, None],
@@ -157,8 +173,10 @@ class GatedLayer:
                 follow from norms and cosines.
 
         Returns:
-            [d_mlp], 1 where a branch is zero and no gauge exists.
+            [d_mlp], 1 where a branch is zero and no gauge exists, and for neurons that are not linear in b.
         """
+        if self.activation is not None and self.activation.up is not None:
+            return torch.ones(self.d_mlp, dtype=self.query.dtype, device=self.query.device)
         if x is None:
             square_a = self.query.double().square().sum(1)
             square_b = self.key.double().square().sum(1)
@@ -179,7 +197,7 @@ class GatedLayer:
     # -- the two operations whose effect is what this project measures ---------------------------
 
     def exchange(self, gauge: Gauge = "canonical", x: Float[Tensor, "*batch d_model"] | None = None) -> GatedLayer:
-        """The layer with gate and up branch exchanged: S(b) a in place of S(a) b.
+        """The layer with gate and up branch exchanged: S(b) a in place of S(a) b (S(b) up(a) where there is an `up`).
 
         In the canonical gauge this is an operation on the function. In the "raw" gauge it depends on the
         accidental scale and sign of each key row; it is there for comparison with naive swaps.
@@ -223,8 +241,14 @@ class GatedLayer:
 
 
 def expert_group(expert: int | str | None) -> str:
-    """Kind of MLP by its expert: "dense" (None), "shared", or "routed" (an index)."""
-    return "dense" if expert is None else "shared" if expert == "shared" else "routed"
+    """Kind of MLP by its expert: "routed" (an index), "shared" ("shared", "shared.1") or "dense" (None or a name).
+
+    >>> [expert_group(expert) for expert in (3, "shared.1", None, "mlps.0")]
+    ['routed', 'shared', 'dense', 'dense']
+    """
+    if isinstance(expert, int):
+        return "routed"
+    return "shared" if expert is not None and expert.split(".")[0] == "shared" else "dense"
 
 
 def gauge_of(square_a: PerNeuron, square_b: PerNeuron, product: PerNeuron) -> PerNeuron:

@@ -218,6 +218,29 @@ def _figures(report: Report) -> Iterator[tuple[str, str, str, tuple[float, float
         "Right: gate and up read the same direction. Up: the neuron writes along what its up branch reads. Down: against it.",
         (6.6, 4.4), lambda ax: f.neuron_scatter(neurons, ax=ax),
     )  # fmt: skip
+    yield from _expert_figures(report)
+
+
+def _expert_figures(report: Report) -> Iterator[tuple[str, str, str, tuple[float, float], Callable]]:
+    """Pictures of every stack that has routed experts."""
+    from . import figures as f
+
+    layers, neurons = report.layers, report.neurons
+    routed = layers[layers["group"] == "routed"]
+    for tower in dict.fromkeys(routed["tower"]):
+        experts = int(routed.loc[routed["tower"] == tower, "n_experts"].max())
+        size = f.expert_grid_size(layers.loc[layers["tower"] == tower, "layer"].nunique(), experts)
+        for measure, title in (
+            ("exchange_asymmetry", "Exchange asymmetry"),
+            ("abs_cos_qk", "Alignment of gate and up"),
+        ):
+            suffix, where = ("", "") if routed["tower"].nunique() == 1 else (f"_{tower}", f" of {tower}")
+            yield (
+                f"experts_{measure}{suffix}", f"{title}, expert by expert{where}",
+                f"Mean {measure} of each routed expert's neurons: a column per layer, a row per expert. Experts of different "
+                "layers have nothing to do with each other; what to look for is experts that differ from the rest of their layer.",
+                size, lambda ax, m=measure, t=tower: f.expert_heatmap(neurons, m, tower=t, ax=ax),
+            )  # fmt: skip
 
 
 def render(draw: Callable, size: tuple[float, float]) -> bytes:

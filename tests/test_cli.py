@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -48,6 +49,30 @@ def test_inspect_json(run, llama):
     assert len(facts["mlps"]) == 12
     assert facts["mlps"][0]["gate"] == "model.layers.0.mlp.gate_proj.weight"
     assert facts["mlps"][0]["bytes"] == (3 * 16 * 24 + 16) * 4
+
+
+def test_inspect_names_tensors_shapes_and_the_norm(run, llama):
+    _, out, _ = run("inspect", llama)
+    assert "gate        model.layers.0.mlp.gate_proj.weight  [24, 16] = [d_mlp, d_model]" in out
+    assert "down        model.layers.0.mlp.down_proj.weight  [16, 24] = [d_model, d_mlp]" in out
+    assert "norm        model.layers.0.post_attention_layernorm.weight" in out
+
+
+def test_options_about_reading_are_the_same_everywhere():
+    commands = {name: inspect.get_annotations(getattr(cli, name)) for name in ("inspect", "check", "report", "neuron")}
+    shared = [name for name in commands["inspect"] if name != "return"]
+    assert {"family", "fused_layout", "activation", "expert_layout"} <= {*shared}
+    for name in shared:
+        assert len({annotations[name] for annotations in commands.values()}) == 1
+
+
+@pytest.mark.parametrize("command", ["inspect", "check"])
+def test_options_about_reading_do_the_same_in_check_as_in_inspect(run, llama, command):
+    _, out, _ = run(command, llama, "--family", "olmo2", "--activation", "relu", "--json")
+    facts = json.loads(out)
+    assert facts["options"]["family"] == "olmo2"
+    assert facts["towers"]["text"]["activation"] == "relu"
+    assert facts["towers"]["text"]["activation_source"] == "option"
 
 
 def test_report_and_plot(run, llama, tmp_path):
@@ -104,6 +129,9 @@ def test_ls(run, what):
     (["report", "MODEL", "-o", "OUT", "--activation", "foo"], 3, "UnknownActivation: activation 'foo' is not known"),
     (["inspect", "MODEL", "--family", "lama"], 2, "family 'lama' is not in the table"),
     (["inspect", "MODEL", "--fused-layout", "sideways"], 2, "fused_layout is 'sideways'"),
+    (["check", "MODEL", "--family", "lama"], 2, "family 'lama' is not in the table"),
+    (["check", "MODEL", "--layers", "44"], 2, "there is no layer 44"),
+    (["check", "/no/such/dir"], 2, "PathNotFound"),
     (["neuron", "MODEL", "3", "99"], 2, "there is no neuron 99"),
     (["neuron", "MODEL", "77", "0"], 2, "no gated MLP in layer 77"),
     (["plot", "MODEL"], 2, "NoReport"),
@@ -121,7 +149,7 @@ def test_wrong_input_gets_one_line_and_a_hint(run, llama, tmp_path, arguments, c
 
 
 def test_did_you_mean(run, llama):
-    assert "Did you mean" in run("inspect", llama, "--family", "qwen")[2]
+    assert "Did you mean" in run("inspect", llama, "--family", "qwen33")[2]
 
 
 def test_debug_shows_the_traceback(llama):

@@ -12,7 +12,7 @@ import glu_probe as gp
 from glu_probe.errors import BadOption
 from glu_probe.figures import HEATMAP_MEASURES, label_positions
 
-from .support import write_llama
+from .support import llama_config, llama_tensors, write_checkpoint, write_llama
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +78,87 @@ def test_heatmap_ignores_infinite_values_for_its_range(report, ax):
     mesh = ax.collections[0].get_array()
     assert np.ma.getmaskarray(mesh)[0, 3]
     assert mesh.max() == 1
+
+
+def experts(layers: int, count: int, *, dense: int = 0) -> pd.DataFrame:
+    """A neuron frame of two neurons an expert, whose values are 100 * layer + expert, plus and minus 1.
+
+    The first layers have no experts, and expert 1 of the last layer no values.
+    """
+    rows = [
+        (layer, pd.NA if layer < dense else str(expert), 100.0 * layer + expert + sign)
+        for layer in range(layers)
+        for expert in range(count)
+        for sign in (1, -1)
+    ]
+    frame = pd.DataFrame(rows, columns=["layer", "expert", "cos_kv"]).astype({"expert": "string"}).assign(tower="text")
+    frame.loc[(frame["layer"] == layers - 1) & (frame["expert"] == "1"), "cos_kv"] = np.nan
+    return frame
+
+
+@pytest.mark.parametrize(("layers", "count", "dense"), [(1, 3, 0), (12, 3, 0), (32, 8, 1), (60, 384, 1)])
+def test_expert_heatmap_means_by_layer_and_expert(ax, layers, count, dense):
+    assert gp.figures.expert_heatmap(experts(layers, count, dense=dense), "cos_kv", ax=ax) is ax
+    mesh = ax.collections[0].get_array()
+    assert mesh.shape == (count, layers)
+    wanted = 100.0 * np.arange(layers)[None] + np.arange(count)[:, None]
+    missing = np.ma.getmaskarray(mesh)
+    np.testing.assert_array_equal(mesh.data[~missing], wanted[~missing])
+    assert missing[1, -1]
+    assert missing[:, :dense].all()
+    assert missing.sum() == 1 + dense * count
+    assert (mesh.min(), mesh.max()) == (wanted[~missing].min(), wanted[~missing].max())
+    assert ax.get_title(loc="right") == "grey: missing"
+    for labels, size in ((tick_labels(ax), layers), ([t.get_text() for t in ax.get_yticklabels()], count)):
+        assert labels == [str(position) for position in label_positions(size)]
+
+
+def test_expert_heatmap_sorts_experts_by_number_and_leaves_shared_ones_out(ax):
+    frame = experts(2, 12)
+    shared = frame[frame["expert"] == "0"].assign(expert="shared", cos_kv=1e6)
+    shuffled = pd.concat([frame, shared], ignore_index=True).sample(frac=1, random_state=0)
+    gp.figures.expert_heatmap(shuffled, "cos_kv", ax=ax)
+    mesh = ax.collections[0].get_array()
+    assert mesh.shape == (12, 2)
+    assert mesh[10, 0] == 10
+    assert mesh.max() == 111
+
+
+def test_expert_heatmap_of_a_stack(ax):
+    frame = pd.concat([experts(2, 3), experts(4, 5).assign(tower="talker")], ignore_index=True)
+    with pytest.raises(BadOption, match="talker, text have routed experts"):
+        gp.figures.expert_heatmap(frame, "cos_kv", ax=ax)
+    gp.figures.expert_heatmap(frame, "cos_kv", tower="talker", ax=ax)
+    assert ax.collections[0].get_array().shape == (5, 4)
+    with pytest.raises(BadOption, match="no routed experts in 'vision'"):
+        gp.figures.expert_heatmap(frame, "cos_kv", tower="vision", ax=ax)
+
+
+def test_expert_heatmap_of_a_dense_model_or_of_nothing(report, ax):
+    with pytest.raises(BadOption, match="no routed experts"):
+        gp.figures.expert_heatmap(report.neurons, ax=ax)
+    with pytest.raises(BadOption, match="nothing to draw"):
+        gp.figures.expert_heatmap(experts(2, 3).assign(cos_kv=np.nan), "cos_kv", ax=ax)
+    with pytest.raises(BadOption, match="no column 'cos_kvv'"):
+        gp.figures.expert_heatmap(experts(2, 3), "cos_kvv", ax=ax)
+
+
+def test_the_page_of_a_mixture_shows_its_experts(tmp_path):
+    tensors, config = llama_tensors(layers=3), llama_config(num_hidden_layers=3, model_type="qwen3_moe", num_experts=3)
+    moved = {
+        name.replace(".mlp.", f".mlp.experts.{expert}."): tensor * (1 + expert)
+        for name, tensor in tensors.items()
+        for expert in range(3)
+        if "mlp" in name and ".0." not in name
+    }
+    kept = {name: tensor for name, tensor in tensors.items() if "mlp" not in name or ".0." in name}
+    report = gp.probe(write_checkpoint(tmp_path / "moe", kept | moved, config))
+    assert report.save(tmp_path / "out") == []
+    names = {path.stem for path in (tmp_path / "out/figures").glob("experts_*.png")}
+    assert names == {"experts_exchange_asymmetry", "experts_abs_cos_qk"}
+    page = (tmp_path / "out/report.html").read_text(encoding="utf-8")
+    assert "Exchange asymmetry, expert by expert" in page
+    assert page.index("expert by expert") < page.index("<h2>Layers</h2>")
 
 
 def test_profile_draws_gaps_where_layers_are_missing(tall, ax):

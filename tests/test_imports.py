@@ -61,4 +61,5 @@ def test_public_names_survive_the_import_of_their_modules():
         "measures",
         "sample_models",
         "symmetries",
+        "testing",
     }

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import BadOption, ShapeMismatch
 from ..neurons import GatedLayer
 from .factors import FactorReader
-from .families import FUSED_ORDERS, FusedOrder
+from .family import EXPERT_LAYOUTS, FUSED_ORDERS, FusedOrder
 from .files import OpenedFiles, open_files
-from .layout import Site, find_sites
+from .layout import Reading, Site, config_width, find_sites
 from .memory import Room, fresh
+from .quantized.parts import scheme_of
 from .ref import parse_ref
 from .rules import Config, Options, TowerRules, decide, gguf_config
+from .source import TensorSource
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_WIDTH_KEYS = ("hidden_size", "d_model", "n_embd", "dim")
 
 
 def open_checkpoint(
@@ -30,6 +31,7 @@ def open_checkpoint(
     family: str | None = None,
     fused_layout: FusedOrder | None = None,
     activation: str | None = None,
+    expert_layout: Literal["rows", "columns"] | None = None,
 ) -> Checkpoint:
     """Open a model for its gated MLPs. Headers are read, weights are not.
 
@@ -41,14 +43,18 @@ def open_checkpoint(
         family: name of the family whose rules apply, instead of the config's model_type.
         fused_layout: "gate-first", "up-first" or "interleaved", for fused tensors of families not in the table.
         activation: name of the activation, instead of the config's.
+        expert_layout: "rows" if the stacked experts of a layer are [out, in], as linear layers are, "columns" if they
+            are [in, out]; for tensors whose shape fits both.
 
     Raises:
         GluProbeError: one of its subclasses, saying what, where and what to do.
     """
     if fused_layout is not None and fused_layout not in FUSED_ORDERS:
         raise BadOption(f"fused_layout is {fused_layout!r}", hint=f"Use one of {', '.join(FUSED_ORDERS)}")
+    if expert_layout is not None and expert_layout not in EXPERT_LAYOUTS:
+        raise BadOption(f"expert_layout is {expert_layout!r}", hint=f"Use one of {', '.join(EXPERT_LAYOUTS)}")
     parsed = parse_ref(ref)
-    options = Options(fold_norm, fold_post_norm, family, fused_layout, activation)
+    options = Options(fold_norm, fold_post_norm, family, fused_layout, activation, expert_layout)
     return Checkpoint(str(ref), parsed.name, open_files(parsed), options)
 
 
@@ -68,20 +74,23 @@ class Checkpoint:
         gguf = opened.format == "gguf"
         infos = self._source.infos()
         self._config = Config(gguf_config(opened.config, infos) if gguf else opened.config, gguf)
-        quantization = opened.config.get("quantization_config")
         self._inventory = find_sites(
             infos,
-            lambda tower: self._config.family(tower, options.family)[1],
-            self._config.text,
-            gguf=gguf,
-            model_type=self.model_type,
-            fused_layout=options.fused_layout,
-            scheme=quantization.get("quant_method") if isinstance(quantization, dict) else None,
+            Reading(
+                lambda tower, prefix: self._config.family(tower, options.family, prefix)[1],
+                self._config.of,
+                gguf=gguf,
+                model_type=self.model_type,
+                fused_layout=options.fused_layout,
+                expert_layout=options.expert_layout,
+                scheme=scheme_of(opened.config).method,
+            ),
         )
         self.sites: list[Site] = self._inventory.sites
         self._reader = FactorReader(self._source, self._inventory, options, gguf=gguf)
         self._rules = {
-            tower: decide(self._config, tower, options) for tower in dict.fromkeys(site.tower for site in self.sites)
+            tower: decide(self._config, tower, options, self._inventory.prefixes[tower])
+            for tower in dict.fromkeys(site.tower for site in self.sites)
         }
         self.notes: list[str] = [*opened.notes, *self._disagreements(), *self._inventory.notes, *self._assumptions()]
 
@@ -94,16 +103,30 @@ class Checkpoint:
         return self._config.model_type
 
     @property
+    def source(self) -> TensorSource:
+        """The tensors of the files, by name."""
+        return self._source
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """config.json as it stands there, or the metadata of a GGUF file under the same names."""
+        return self._config.values
+
+    def with_options(self, **changes: Any) -> Checkpoint:
+        """The same files, read with some of `Options` changed."""
+        return Checkpoint(self.ref, self.name, self._opened, replace(self.options, **changes))
+
+    @property
     def layers_present(self) -> dict[str, list[int]]:
         """All layers of each tower, those without a gated MLP too."""
         return self._inventory.layers
 
     def _disagreements(self) -> list[str]:
         """Where config and tensors differ: an error for the width, a note for what the tensors settle."""
-        config, notes = self._config.text, []
+        config, notes = self._config.of("text", self._inventory.prefixes.get("text", "")), []
         text = [site for site in self.sites if site.tower == "text"]
         norms = self._inventory.norm_widths(self._source.infos())
-        width = next((config[key] for key in _WIDTH_KEYS if isinstance(config.get(key), int)), None)
+        width = config_width(config)
         for site in self.sites:
             self._refuse_transposed(site, width if site.tower == "text" else None, norms)
         declared = config.get("intermediate_size")
@@ -178,7 +201,7 @@ class Checkpoint:
             "norm": rules.norm_words(folded=self.options.fold_norm),
             "post_norm": f"{rules.post_norm.words}, {'folded into value' if self.options.fold_post_norm else 'not folded'}"
             if rules.post_norm else None,
-            "layout": sorted({site.fused or "separate" for site in sites}),
+            "layout": sorted({site.layout for site in sites}),
             "dtypes": sorted({infos[name].dtype for site in sites for name in site.tensors.values()}),
             "gated_mlps": len(sites),
         }  # fmt: skip
@@ -187,14 +210,15 @@ class Checkpoint:
         """One row per gated MLP, from headers alone.
 
         Columns: model, tower, layer, expert, d_model, d_mlp, layout, activation, norm, dtype, bytes (that reading its
-        factors takes), and the tensor names gate, up, down.
+        factors takes), and the tensor names gate, up, down and norm_tensor (whose gain is folded in; missing if none is).
         """
         import pandas as pd
 
         infos, rows = self._source.infos(), []
         for site in self.sites:
-            rules = self._rules[site.tower]
-            names = dict.fromkeys([*site.tensors.values(), *self._reader.norm_tensors(site, rules).values()])
+            tower = self._rules[site.tower]
+            rules = self._reader.rules(site, tower)
+            norms = self._reader.norm_tensors(site, rules, tower.name)
             rows.append(
                 {
                     "model": self.name,
@@ -203,18 +227,19 @@ class Checkpoint:
                     "expert": None if site.expert is None else str(site.expert),
                     "d_model": site.d_model,
                     "d_mlp": site.d_mlp,
-                    "layout": site.fused or "separate",
+                    "layout": site.layout,
                     "activation": rules.activation.name if rules.activation else None,
                     "norm": rules.norm_words(folded=self.options.fold_norm),
                     "dtype": infos[site.tensors["gate"]].dtype,
-                    "bytes": sum(infos[name].nbytes for name in names),
+                    "bytes": self._reader.nbytes(site, norms),
                     "gate": site.tensors["gate"],
                     "up": site.tensors["up"],
                     "down": site.tensors["down"],
+                    "norm_tensor": norms.get("norm"),
                 }
             )
         frame = pd.DataFrame(rows)
-        return frame.astype({"expert": "string"})
+        return frame.astype({"expert": "string", "norm_tensor": "string"})
 
     # -- factors ---------------------------------------------------------------------------------
 
@@ -228,7 +253,8 @@ class Checkpoint:
 
         Args:
             layer: its index in the model.
-            expert: routed index or "shared" in a mixture of experts; None for a dense MLP.
+            expert: routed index or "shared" in a mixture of experts; None for a dense MLP, or the name of its block
+                where the layer has several.
             tower: which stack of layers.
 
         Raises:

@@ -1,4 +1,4 @@
-"""From one MLP's tensors to its factors: halves, orientation, dtype, and the fold of the norm."""
+"""From one MLP's slabs to its factors: orientation, dtype, the family's constants, and the fold of the norm."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from torch import Tensor
 
 from ..errors import IncompleteTriple, LayoutUnknown, ShapeMismatch
 from ..neurons import GatedLayer
-from .families import GGUF_NORMS, FusedOrder, Norm
+from .families import GGUF_NORMS
+from .family import Norm
 from .layout import Inventory, Site
 from .memory import Room, fresh, gather, gather_transposed
-from .rules import Options, TowerRules
+from .rules import MLPRules, Options, TowerRules
+from .slabs import Slab
 from .source import TensorSource
+
+_WEIGHTS = ("gate", "up", "down")
 
 
 class FactorReader:
@@ -23,7 +27,11 @@ class FactorReader:
     def __init__(self, source: TensorSource, inventory: Inventory, options: Options, *, gguf: bool) -> None:
         self._source, self._inventory, self._options, self._gguf = source, inventory, options, gguf
 
-    def norm_tensors(self, site: Site, rules: TowerRules) -> dict[str, str]:
+    def rules(self, site: Site, tower: TowerRules) -> MLPRules:
+        """The rules of one MLP of a tower."""
+        return tower.at(site.layer, site.block, site.expert, site.extras)
+
+    def norm_tensors(self, site: Site, rules: MLPRules, family: str | None) -> dict[str, str]:
         """Names of the norm tensors that the options fold in: roles "norm", "norm_bias", "post_norm".
 
         Raises:
@@ -37,7 +45,7 @@ class FactorReader:
                 wanted["norm_bias"] = self._norm_name(site, rules.norm, "bias")
             elif (bias := self._beside(site, rules.norm, "bias")) is not None:
                 raise LayoutUnknown(
-                    f"{bias!r} is a bias that the rules of family {rules.name!r} do not know",
+                    f"{bias!r} is a bias that the rules of family {family!r} do not know",
                     where=site.where,
                     hint="Another family's rules may apply (--family); --no-fold-norm measures without the norm",
                 )
@@ -45,19 +53,37 @@ class FactorReader:
             wanted["post_norm"] = self._norm_name(site, rules.post_norm, "weight")
         return wanted
 
-    def load(self, site: Site, rules: TowerRules, room: Room = fresh) -> GatedLayer:
-        """Read one MLP into the given room. All of it in float32, or in float64 where a matrix of it is that."""
-        matrices = {self._source.infos()[site.tensors[role]].dtype for role in ("gate", "up", "down")}
-        dtype = torch.float64 if "F64" in matrices else torch.float32
-        gate, up = self._gate_and_up(site, room, dtype)
-        value = self._columns(site.tensors["down"], room, dtype)
-        biases = {
-            role: self._vector(site.tensors[role], dtype)
-            for role in ("gate_bias", "up_bias", "down_bias")
-            if role in site.tensors
+    def nbytes(self, site: Site, norms: Mapping[str, str]) -> int:
+        """Stored bytes that loading it reads."""
+        infos = self._source.infos()
+        parts = {
+            (s.name, s.expert, s.first if s.step == 1 else 0): s.nbytes(infos[s.name]) for s in site.slabs.values()
         }
-        query_bias, key_bias = _split(biases.get("gate_bias"), biases.get("up_bias"), site.fused)
-        norms = self.norm_tensors(site, rules)
+        whole = {}  # matrices of which both halves are read at once, or wholly
+        for (name, expert, first), size in parts.items():
+            half = expert is None and 2 * size == infos[name].nbytes
+            whole[name, expert, first if half else 0] = size
+        return sum(whole.values()) + sum(infos[name].nbytes for name in norms.values())
+
+    def load(self, site: Site, tower: TowerRules, room: Room = fresh) -> GatedLayer:
+        """Read one MLP into the given room. All of it in float32, or in float64 where a matrix of it is that."""
+        matrices = {self._source.infos()[site.tensors[role]].dtype for role in _WEIGHTS}
+        dtype = torch.float64 if "F64" in matrices else torch.float32
+        rules = self.rules(site, tower)
+        held: dict[tuple[str, int], Tensor] = {}  # an expert's matrix, while both halves of it are taken
+        gate, up, value = (self._matrix(site.slabs[role], role, room, dtype, held) for role in _WEIGHTS)
+        biases = {
+            role: self._vector(site.slabs[role], dtype)
+            for role in ("gate_bias", "up_bias", "down_bias")
+            if role in site.slabs
+        }
+        query_bias, key_bias, output_bias = (biases.get(f"{role}_bias") for role in _WEIGHTS)
+        factors = (gate, query_bias), (up, key_bias), (value, output_bias)
+        for constant, tensors in zip(rules.multipliers, factors, strict=True):
+            for tensor in tensors:
+                if tensor is not None and constant != 1.0:
+                    tensor *= constant
+        norms = self.norm_tensors(site, rules, tower.name)
         if rules.norm is not None and self._options.fold_norm:
             gate, query_bias = self._fold(gate, query_bias, rules.norm, norms)
             up, key_bias = self._fold(up, key_bias, rules.norm, norms)
@@ -73,34 +99,33 @@ class FactorReader:
             tower=site.tower,
             query_bias=query_bias,
             key_bias=key_bias,
-            output_bias=biases.get("down_bias"),
-            scale_note=rules.scale_note or _extras_note(site),
+            output_bias=output_bias,
+            scale_note=rules.note,
             sources={**site.tensors, **norms},
             norm=rules.norm_words(folded=self._options.fold_norm),
         )
 
-    def _vector(self, name: str, dtype: torch.dtype) -> Tensor:
-        return self._source.read(name).to(dtype)
+    def _matrix(self, slab: Slab, role: str, room: Room, dtype: torch.dtype, held: dict) -> Tensor:
+        """A factor, neuron by neuron."""
+        shape = self._source.infos()[slab.name].shape
+        if slab.expert is None:
+            read, (height, width) = partial(self._source.read, slab.name), shape
+        else:
+            key = slab.name, slab.expert
+            if key not in held:
+                held.clear()
+                held[key] = self._source.read(slab.name, slice(slab.expert, slab.expert + 1))[0]
+            read, (height, width) = held[key].__getitem__, shape[1:]
+        if slab.columns:
+            return gather_transposed(read, height, slab.picked, room(role, (slab.count, height), dtype))
+        return gather(read, slab.picked, room(role, (slab.count, width), dtype))
 
-    def _rows(self, name: str, first: int, out: Tensor) -> Tensor:
-        return gather(partial(self._source.read, name), first, out)
-
-    def _columns(self, name: str, room: Room, dtype: torch.dtype) -> Tensor:
-        """The transpose of a matrix: its columns as rows."""
-        rows, width = self._source.infos()[name].shape
-        return gather_transposed(partial(self._source.read, name), room("down", (width, rows), dtype))
-
-    def _gate_and_up(self, site: Site, room: Room, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        names, shape = (site.tensors["gate"], site.tensors["up"]), (site.d_mlp, site.d_model)
-        if site.fused == "interleaved":
-            both = self._rows(names[0], 0, room("both", (2 * site.d_mlp, site.d_model), dtype))
-            return both[0::2].contiguous(), both[1::2].contiguous()
-        first = {None: (0, 0), "gate-first": (0, site.d_mlp), "up-first": (site.d_mlp, 0)}[site.fused]
-        gate, up = (
-            self._rows(name, start, room(role, shape, dtype))
-            for role, name, start in zip(("gate", "up"), names, first, strict=True)
-        )
-        return gate, up
+    def _vector(self, slab: Slab, dtype: torch.dtype) -> Tensor:
+        if slab.expert is None:
+            values = self._source.read(slab.name)
+        else:
+            values = self._source.read(slab.name, slice(slab.expert, slab.expert + 1))[0]
+        return values[slab.picked].to(dtype, copy=True)
 
     def _norm_name(self, site: Site, norm: Norm, kind: str) -> str:
         name = self._beside(site, norm, kind)
@@ -120,10 +145,11 @@ class FactorReader:
         return (norm.gguf or GGUF_NORMS[norm.tensor]) if self._gguf else norm.tensor
 
     def _beside(self, site: Site, norm: Norm, kind: str) -> str | None:
-        return self._inventory.beside(site, self._module(norm), kind)
+        found = (self._inventory.beside(site, module, kind) for module in self._module(norm).split("|"))
+        return next(filter(None, found), None)
 
     def _gain(self, name: str, norm: Norm, dtype: torch.dtype) -> Tensor:
-        weight = self._vector(name, dtype)
+        weight = self._source.read(name).to(dtype)
         return 1 + weight if norm.weight == "offset" else weight
 
     def _fold(
@@ -131,7 +157,7 @@ class FactorReader:
     ) -> tuple[Tensor, Tensor | None]:
         """Rows and constants that act on the normalised stream as the stored ones act on the norm's output."""
         if "norm_bias" in names:
-            constant = matrix @ self._vector(names["norm_bias"], matrix.dtype)
+            constant = matrix @ self._source.read(names["norm_bias"]).to(matrix.dtype)
             bias = constant if bias is None else bias + constant
         if "norm" in names:
             matrix *= self._gain(names["norm"], norm, matrix.dtype)
@@ -141,19 +167,3 @@ class FactorReader:
             # what rounding leaves of a row along that direction is no row
             matrix *= matrix.norm(dim=1, keepdim=True) > 1e-6 * before
         return matrix, bias
-
-
-def _extras_note(site: Site) -> str | None:
-    """Why the neuron's function is not known although the family is: something else stands in the MLP."""
-    if not site.extras:
-        return None
-    return f"the MLP holds {', '.join(site.extras)} besides, which the family's rules do not know"
-
-
-def _split(gate: Tensor | None, up: Tensor | None, fused: FusedOrder | None) -> tuple[Tensor | None, Tensor | None]:
-    if fused is None or gate is None:
-        return gate, up
-    if fused == "interleaved":
-        return gate[0::2].contiguous(), gate[1::2].contiguous()
-    first, second = gate.chunk(2)
-    return (first, second) if fused == "gate-first" else (second, first)

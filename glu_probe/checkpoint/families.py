@@ -1,52 +1,41 @@
 """The table: what each model family means by its tensors.
 
-One entry a family: which projections it uses, what its activation is and where the config says so, and the norm in
-front of the MLP. Adding a family is adding an entry here and nothing anywhere else. Names of norms are those of
-Hugging Face checkpoints; `GGUF_NORMS` translates them.
+One entry a family: which names its projections have and how they are stored, what its activation is and where the
+config says so, and the norm in front of the MLP. Adding a family is adding an entry here and nothing anywhere else.
+Names of norms are those of Hugging Face checkpoints; `GGUF_NORMS` translates them.
 
-Sources of the facts: the modeling files of transformers (what a module computes from which parameter) and the
-conversion scripts of llama.cpp (what GGUF files call it, and that they store 1 + w where a family stores w).
+Sources of the facts: the modeling files of transformers (what a module computes from which parameter), what it writes
+and reads, and the conversion scripts of llama.cpp (what GGUF files call it, and that they store 1 + w where a family
+stores w).
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import replace
 
+from ..activations import Activation, limited, swish
 from ..errors import BadOption
+from .family import FUSED_GATE_UP, SEPARATE, ActivationRule, Family, Norm, Part, Place, Projections
 
-FusedOrder = Literal["gate-first", "up-first", "interleaved"]
-FUSED_ORDERS: tuple[str, ...] = ("gate-first", "up-first", "interleaved")
+FUSED_EXPERTS_EITHER = replace(FUSED_GATE_UP, stored="either")
+FUSED_COLUMNS = replace(FUSED_GATE_UP, stored="columns")
+MIXTRAL = Projections("w1", "w3", "w2")
+LINEAR_PAIR = Projections("input_linear", "input_linear", "output_linear", fused="gate-first")
 
-
-@dataclass(frozen=True)
-class Projections:
-    """Names of a gated MLP's parameters. Where gate and up share one tensor, both have its name and `fused` an order."""
-
-    gate: str
-    up: str
-    down: str
-    fused: FusedOrder | None = None
-
-    @property
-    def names(self) -> tuple[str, str, str]:
-        """Gate, up, down."""
-        return self.gate, self.up, self.down
-
-    def stand_in(self, leaves: Mapping[str, Mapping[str, str]]) -> bool:
-        """Whether a block has all their weights."""
-        return all("weight" in leaves.get(name, {}) for name in self.names)
-
-
-SEPARATE = Projections("gate_proj", "up_proj", "down_proj")
-FUSED_GATE_UP = Projections("gate_up_proj", "gate_up_proj", "down_proj", fused="gate-first")
 GGUF_SEPARATE = Projections("ffn_gate", "ffn_up", "ffn_down")
-GGUF_FUSED = Projections("ffn_up", "ffn_up", "ffn_down", fused="gate-first")
+# llama.cpp stacks the experts of a layer; where it keeps gate and up in one tensor, the gate comes first.
+GGUF_EXPERTS: tuple[Projections, ...] = (
+    Projections("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", group="routed"),
+    Projections("ffn_gate_up_exps", "ffn_gate_up_exps", "ffn_down_exps", fused="gate-first", group="routed"),
+    Projections("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", group="shared"),
+)
 
-# Names that mean the same wherever all three stand together.
-UNAMBIGUOUS: tuple[Projections, ...] = (SEPARATE, Projections("wi_0", "wi_1", "wo"))
+# Names that mean the same wherever all three stand together. Experts are stacked one way or the other under them.
+UNAMBIGUOUS: tuple[Projections, ...] = (
+    replace(SEPARATE, stored="either"),
+    Projections("wi_0", "wi_1", "wo", stored="either"),
+)
 
 # Pairs of names that some family uses for a fused gate and up (with either half first) and others for a plain MLP.
 # Twice as many rows as the down projection has columns tells a fused one; which half is the gate only a family does.
@@ -68,82 +57,77 @@ FUSED_NAMES: tuple[tuple[str, str], ...] = (
 # Separate names whose roles differ from family to family.
 REVERSIBLE_NAMES: tuple[tuple[str, str, str], ...] = (
     ("w1", "w3", "w2"),
+    ("w1", "v1", "w2"),
     ("w1", "w2", "c_proj"),
     ("fc11", "fc12", "fc2"),
+    ("fc1", "fc3", "fc2"),
+    ("c_fc_0", "c_fc_1", "c_proj"),
+    ("c_fc", "c_fc2", "c_proj"),
+    ("proj_up_gate", "proj_up", "proj_down"),
+    ("linear_gate", "up_proj", "down_proj"),
 )
 
-
-@dataclass(frozen=True)
-class Norm:
-    """A norm next to the MLP.
-
-    Attributes:
-        tensor: its module's name within the layer.
-        kind: "rms" (h / rms(h)) or "layer" (h less its mean, over its standard deviation).
-        weight: the gain is the stored w ("plain"), 1 + w ("offset"), or absent ("none").
-        bias: a bias is added; a text names the config key that says whether.
-        gguf: its name in GGUF files, where it is not the usual one of `GGUF_NORMS`.
-    """
-
-    tensor: str
-    kind: Literal["rms", "layer"] = "rms"
-    weight: Literal["plain", "offset", "none"] = "plain"
-    bias: bool | str = False
-    gguf: str | None = None
-
-    @property
-    def words(self) -> str:
-        """For reports."""
-        kind = {"rms": "RMSNorm", "layer": "LayerNorm"}[self.kind]
-        gain = {"plain": "gain w", "offset": "gain 1 + w", "none": "no gain"}[self.weight]
-        return f"{kind}, {gain}{', bias' if self.bias else ''}"
+# -- what single families do besides --------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ActivationRule:
-    """Where a family's activation stands.
-
-    Attributes:
-        keys: config keys, the first present one counts.
-        default: what the model computes where its published configs leave the key out; None where they never do.
-        renamed: config value to what the model really computes.
-        gguf: what it is in GGUF files, which have no key for it.
-    """
-
-    keys: tuple[str, ...] = ("hidden_act",)
-    default: str | None = None
-    renamed: Mapping[str, str] = field(default_factory=dict)
-    gguf: str | None = "silu"
+def _gpt_oss_gate(_: Activation, part: Part, layer: int, group: str) -> Activation:
+    """min(g, L) sigmoid(alpha min(g, L)) times clamp(u, -L, L) + 1, whatever `hidden_act` says."""
+    alpha, limit = part.get("swiglu_alpha", 1.702), part.get("swiglu_limit", 7.0)
+    return limited(swish(alpha), limit, up_offset=1.0)
 
 
-@dataclass(frozen=True)
-class Family:
-    """How one family of models stores and computes its gated MLPs.
+def _limited_gate(base: Activation, part: Part, layer: int, group: str) -> Activation:
+    """S(min(g, L)) times clamp(u, -L, L)."""
+    limit = part.get("swiglu_limit")
+    return base if limit is None else limited(base, limit)
 
-    Attributes:
-        names: `model_type` values of configs.
-        gguf: `general.architecture` values of GGUF files.
-        projections: names in Hugging Face files.
-        gguf_projections: names in GGUF files.
-        activation: the gate's nonlinearity.
-        norm: what the MLP reads; None if it reads the residual stream as it is.
-        norm_if_parallel: (config key, norm) for families that can feed attention and MLP from one norm.
-        post_norm: norm on the MLP's output.
-    """
 
-    names: tuple[str, ...]
-    norm: Norm | None
-    gguf: tuple[str, ...] = ()
-    projections: Projections = SEPARATE
-    gguf_projections: Projections = GGUF_SEPARATE
-    activation: ActivationRule = ActivationRule()
-    norm_if_parallel: tuple[str, Norm] | None = None
-    post_norm: Norm | None = None
+def _step_gate(base: Activation, part: Part, layer: int, group: str) -> Activation:
+    """min(S(g), L) times clamp(u, -L, L), with limits by layer; 0 or nothing is no limit."""
+    limits = part.get("swiglu_limits" if group == "routed" else "swiglu_limits_shared") or ()
+    limit = limits[layer] if layer < len(limits) else None
+    return limited(base, limit, after=True) if limit else base
+
+
+def _llama4_missing(part: Part, layer: int, group: str) -> str | None:
+    return "the router's score multiplies the input of an expert, so its scale depends on the token" if (
+        group == "routed"
+    ) else None  # fmt: skip
+
+
+def _gemma3n_missing(part: Part, layer: int, group: str) -> str | None:
+    """Layers with `activation_sparsity_pattern`: only neurons with large pre-activations act, so they are coupled."""
+    pattern = part.get("activation_sparsity_pattern")
+    if not isinstance(pattern, (list, tuple)) or layer >= len(pattern):
+        return "the file does not say which layers keep only the neurons with the largest pre-activations of a token"
+    if pattern[layer]:
+        return "only the neurons with the largest pre-activations of a token act, so they are coupled"
+    return None
+
+
+def _sub_norm_missing(part: Part, layer: int, group: str) -> str | None:
+    return "a norm over all neurons stands before the down projection, so they are coupled"
+
+
+def _zamba2_missing(part: Part, layer: int, group: str) -> str | None:
+    if part.get("use_shared_mlp_adapter", True):
+        return "each use of the shared block adds a low-rank update of its own to gate and up"
+    return None
+
+
+def _falcon_h1_multipliers(part: Part) -> tuple[float, float, float]:
+    gate, down = part.get("mlp_multipliers") or (1.0, 1.0)  # GGUF files have them in the weights
+    return gate, 1.0, down
 
 
 _LLAMA_NORM = Norm("post_attention_layernorm")
+_LLAMA_OFFSET = Norm("post_attention_layernorm", weight="offset", gguf="post_attention_norm")
+_LLAMA_LAYER_NORM = Norm("post_attention_layernorm", kind="layer", bias=True)
 # Gemma 2 and 3 compute `hidden_activation`, whatever `hidden_act` says; their published configs often leave it out.
 _GEMMA_ACTIVATION = ActivationRule(keys=("hidden_activation",), default="gelu_pytorch_tanh", gguf="gelu_tanh")
+_SILU = ActivationRule(keys=(), default="silu")
+# The forms of experts that transformers reads and writes: one by one, or gate and up of all in one tensor.
+_EXPERTS = (SEPARATE, FUSED_GATE_UP)
 
 FAMILIES: tuple[Family, ...] = (
     # The LLaMA block: RMSNorm, then gate, up and down. Most families are one of these.
@@ -154,7 +138,9 @@ FAMILIES: tuple[Family, ...] = (
             "ministral",
             "ministral3",
             "qwen2",
+            "qwen2_vl",
             "qwen2_vl_text",
+            "qwen2_5_vl",
             "qwen2_5_vl_text",
             "qwen3",
             "qwen3_vl_text",
@@ -168,7 +154,13 @@ FAMILIES: tuple[Family, ...] = (
             "iquestcoder",
             "cwm",
             "diffllama",
-            "doge",
+            "mllama_text_model",
+            "csm",
+            "csm_depth_decoder_model",
+            "granite_docling_text",
+            "granite4_vision_text",
+            "baichuan",
+            "internlm",
         ),
         gguf=(
             "llama",
@@ -181,6 +173,19 @@ FAMILIES: tuple[Family, ...] = (
             "ernie4_5",
             "eurobert",
             "hunyuan-dense",
+            "llama-embed",
+            "deci",
+            "baichuan",
+            "xverse",
+            "internlm2",
+            "refact",
+            "qwen",
+            "minicpm3",
+            "dream",
+            "llada",
+            "hunyuan_vl",
+            "paddleocr",
+            "maincoder",
         ),
         norm=_LLAMA_NORM,
     ),
@@ -192,27 +197,147 @@ FAMILIES: tuple[Family, ...] = (
             "qwen3_moe",
             "deepseek_v2",
             "deepseek_v3",
-            "glm4_moe",
             "ernie4_5_moe",
             "olmoe",
+            "hunyuan_v1_moe",
+            "dots1",
+            "mimo_v2_flash",
+            "kimi_k25",
+            "kimi_k2",
+            "deepseek",
+            "doge",
+            "exaone_moe",
+            "hy_v3",
+            "laguna",
+            "lara_mini",
+            "mellum",
+            "qwen3_omni_moe_text",
+            "solar_open",
         ),
+        gguf=(
+            "qwen2moe",
+            "qwen3moe",
+            "deepseek",
+            "deepseek2",
+            "ernie4_5-moe",
+            "olmoe",
+            "hunyuan-moe",
+            "dots1",
+            "mimo2",
+            "qwen3vlmoe",
+            "bailingmoe",
+            "bailingmoe2",
+        ),
+        projections=_EXPERTS,
+        norm=_LLAMA_NORM,
+    ),
+    Family(
+        names=("glm4_moe", "glm4v_moe_text"),
+        gguf=("glm4moe",),
+        projections=_EXPERTS,
+        norm=Norm("post_attention_layernorm", gguf="post_attention_norm"),
+    ),
+    # Qwen3-VL: experts were published as [in, out] and are saved as [out, in] since.
+    Family(
+        names=("qwen3_vl_moe", "qwen3_vl_moe_text"),
+        projections=(SEPARATE, FUSED_EXPERTS_EITHER),
         norm=_LLAMA_NORM,
     ),
     # Mixtral: the LLaMA block with experts whose gate is w1, up w3 and down w2.
-    Family(names=("mixtral",), projections=Projections("w1", "w3", "w2"), norm=_LLAMA_NORM),
-    # LFM2: those names for a dense MLP; its activation is in no config.
     Family(
-        names=("lfm2",),
-        gguf=("lfm2",),
-        projections=Projections("w1", "w3", "w2"),
+        names=("mixtral", "minimax", "minimax_m2"),
+        gguf=("minimax-m2",),
+        projections=(MIXTRAL, FUSED_GATE_UP),
+        norm=_LLAMA_NORM,
+    ),
+    Family(
+        names=("phimoe",),
+        gguf=("phimoe",),
+        projections=(MIXTRAL, FUSED_GATE_UP),
+        norm=_LLAMA_LAYER_NORM,
+    ),
+    Family(
+        names=("kimi_linear",),
+        gguf=("kimi-linear",),
+        projections=(SEPARATE, MIXTRAL, FUSED_GATE_UP),
+        norm=_LLAMA_NORM,
+    ),
+    # AFMoE: a norm behind as well, under names of its own.
+    Family(
+        names=("afmoe",),
+        projections=_EXPERTS,
+        norm=Norm("pre_mlp_layernorm"),
+        post_norm=Norm("post_mlp_layernorm"),
+    ),
+    # Jamba, Falcon-H1, Bamba: Mamba layers, and the same MLP under other names.
+    Family(
+        names=("jamba", "bamba"),
+        gguf=("jamba",),
+        projections=_EXPERTS,
+        norm=Norm("pre_ff_layernorm"),
+    ),
+    Family(
+        names=("falcon_h1",),
+        gguf=("falcon-h1",),
+        norm=Norm("pre_ff_layernorm"),
+        multipliers=_falcon_h1_multipliers,
+    ),
+    # T5 1.1: gated where `feed_forward_proj` says so. In decoders the MLP is the third part of a block, not the second.
+    Family(
+        names=("t5", "mt5", "umt5"),
+        gguf=("t5", "t5encoder"),
+        norm=Norm("layer.{0}.layer_norm", gguf="ffn_norm"),
+        activation=ActivationRule(
+            keys=("feed_forward_proj",),
+            renamed={"gated-gelu": "gelu_tanh", "gated-silu": "silu", "gated-relu": "relu"},
+            gguf="gelu_tanh",
+        ),
+    ),
+    # Pop2Piano has T5's blocks, gated where `feed_forward_proj` says so, with an activation that another key says.
+    Family(
+        names=("pop2piano",),
+        norm=Norm("layer.{0}.layer_norm"),
+        activation=ActivationRule(keys=("dense_act_fn",), default="relu"),
+    ),
+    # LFM2: names as Mixtral's for a dense MLP and for experts; its activation is in no config.
+    Family(
+        names=("lfm2", "lfm2_moe"),
+        gguf=("lfm2", "lfm2moe"),
+        projections=(MIXTRAL, FUSED_GATE_UP),
         norm=Norm("ffn_norm"),
-        activation=ActivationRule(keys=(), default="silu"),
+        activation=_SILU,
+    ),
+    # LFM3 has a norm behind it too.
+    Family(
+        names=("lfm3",),
+        projections=(MIXTRAL,),
+        norm=Norm("ffn_norm"),
+        post_norm=Norm("post_ffn_norm"),
+        activation=_SILU,
+    ),
+    # Meta's and InternLM's own names: w1 is the gate, w3 the up projection.
+    Family(names=("internlm2",), projections=(MIXTRAL,), norm=Norm("ffn_norm")),
+    # Qwen 1 has them the other way round: w2 is the gate, w1 the up projection.
+    Family(names=("qwen",), projections=(Projections("w2", "w1", "c_proj"),), norm=Norm("ln_2"), activation=_SILU),
+    # LLaDA: `ff_proj` is the gate alone.
+    Family(
+        names=("llada",),
+        projections=(Projections("ff_proj", "up_proj", "ff_out"),),
+        norm=Norm("ff_norm"),
+        activation=ActivationRule(keys=("activation_type",), default="silu"),
+    ),
+    # Jais: GPT-2's block with a gate; all its matrices are [in, out].
+    Family(
+        names=("jais",),
+        projections=(Projections("c_fc2", "c_fc", "c_proj", stored="columns"),),
+        norm=Norm("ln_2", kind="layer", bias=True),
+        activation=ActivationRule(keys=("activation_function",), renamed={"swiglu": "silu"}),
     ),
     # EXAONE 3: the LLaMA block under GPT-2's names.
     Family(
         names=("exaone",),
         gguf=("exaone",),
-        projections=Projections("c_fc_0", "c_fc_1", "c_proj"),
+        projections=(Projections("c_fc_0", "c_fc_1", "c_proj"),),
         norm=Norm("ln_2"),
         activation=ActivationRule(keys=("hidden_act", "activation_function")),
     ),
@@ -220,11 +345,31 @@ FAMILIES: tuple[Family, ...] = (
     Family(names=("seed_oss",), gguf=("seed_oss",), norm=Norm("post_attention_layernorm", gguf="post_attention_norm")),
     # Granite multiplies what the MLP adds to the stream; the config says by how much.
     Family(names=("granite", "granite_swa"), gguf=("granite",), norm=_LLAMA_NORM),
-    # Qwen 3.5: norm weights are offsets from 1.
     Family(
-        names=("qwen3_5_text",),
-        gguf=("qwen35",),
-        norm=Norm("post_attention_layernorm", weight="offset", gguf="post_attention_norm"),
+        names=("granitemoe", "granitemoehybrid", "granitemoeshared", "granitemoe_swa"),
+        gguf=("granitemoe", "granitehybrid"),
+        projections=(LINEAR_PAIR, FUSED_GATE_UP),
+        norm=_LLAMA_NORM,
+    ),
+    Family(
+        names=("jetmoe",),
+        projections=(LINEAR_PAIR,),
+        norm=_LLAMA_NORM,
+        activation=ActivationRule(keys=("activation_function",)),
+    ),
+    # Qwen 3.5 and Qwen3-Next: norm weights are offsets from 1. Published experts are stacked.
+    Family(
+        names=("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"),
+        gguf=("qwen35", "qwen35moe", "qwen3next"),
+        projections=_EXPERTS,
+        norm=_LLAMA_OFFSET,
+    ),
+    # Step: experts are stacked as gate, up and down apart; limits by layer.
+    Family(
+        names=("step3p7", "step3p5"),
+        projections=(SEPARATE, FUSED_GATE_UP),
+        norm=_LLAMA_OFFSET,
+        activation=ActivationRule(adjust=_step_gate),
     ),
     # Gemma 1: `hidden_act: gelu` in its configs means the tanh form; weights of norms are offsets from 1.
     Family(
@@ -237,22 +382,38 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         names=("gemma2", "gemma3", "gemma3_text"),
-        gguf=("gemma2", "gemma3"),
+        gguf=("gemma2", "gemma3", "gemma-embedding"),
         norm=Norm("pre_feedforward_layernorm", weight="offset"),
         post_norm=Norm("post_feedforward_layernorm", weight="offset"),
         activation=_GEMMA_ACTIVATION,
     ),
-    # VaultGemma is Gemma 2 without the norm behind; Gemma 4 stores its norm weights as they are.
+    # VaultGemma is Gemma 2 without the norm behind; Gemma 3n and 4 store their norm weights as they are.
     Family(
         names=("vaultgemma",),
         norm=Norm("pre_feedforward_layernorm", weight="offset"),
         activation=_GEMMA_ACTIVATION,
     ),
     Family(
-        names=("gemma4_text", "gemma4_unified_text", "embedding_gemma2_text"),
-        gguf=("gemma4",),
+        names=("gemma3n_text", "gemma3n"),
+        gguf=("gemma3n",),
         norm=Norm("pre_feedforward_layernorm"),
         post_norm=Norm("post_feedforward_layernorm"),
+        activation=_GEMMA_ACTIVATION,
+        missing=_gemma3n_missing,
+    ),
+    # Gemma 4 with experts has them beside the MLP, each with a norm of its own.
+    Family(
+        names=("gemma4_text", "gemma4_unified_text", "embedding_gemma2_text"),
+        gguf=("gemma4",),
+        projections=_EXPERTS,
+        norm=Norm("pre_feedforward_layernorm"),
+        post_norm=Norm("post_feedforward_layernorm_1|post_feedforward_layernorm"),
+        places={
+            "routed": Place(
+                norm=Norm("pre_feedforward_layernorm_2", gguf="pre_ffw_norm_2"),
+                post_norm=Norm("post_feedforward_layernorm_2", gguf="post_ffw_norm_2"),
+            )
+        },
         activation=_GEMMA_ACTIVATION,
     ),
     # RecurrentGemma: Griffin's block; its projections have biases.
@@ -264,42 +425,180 @@ FAMILIES: tuple[Family, ...] = (
     # OLMo 1: LayerNorm without weights. OLMo 2, 3 and EXAONE 4: no norm in front, one behind.
     Family(names=("olmo",), gguf=("olmo",), norm=Norm("post_attention_layernorm", kind="layer", weight="none")),
     Family(
-        names=("olmo2", "olmo3", "exaone4"),
+        names=("olmo2", "olmo3", "exaone4", "flex_olmo"),
         gguf=("olmo2", "exaone4"),
+        projections=_EXPERTS,
         norm=None,
         post_norm=Norm("post_feedforward_layernorm"),
     ),
     # One norm feeds attention and MLP in parallel.
+    Family(names=("cohere2_moe",), projections=_EXPERTS, norm=Norm("input_layernorm", kind="layer")),
     Family(names=("cohere", "cohere2"), gguf=("command-r", "cohere2"), norm=Norm("input_layernorm", kind="layer")),
     Family(
         names=("stablelm",),
         gguf=("stablelm",),
-        norm=Norm("post_attention_layernorm", kind="layer", bias=True),
+        norm=_LLAMA_LAYER_NORM,
         norm_if_parallel=("use_parallel_residual", Norm("input_layernorm", kind="layer", bias=True)),
     ),
+    Family(names=("esmc",), norm=_LLAMA_LAYER_NORM),
+    # BitNet: the neurons pass a norm together.
+    Family(names=("bitnet",), gguf=("bitnet",), norm=_LLAMA_NORM, missing=_sub_norm_missing),
     # Gate and up in one tensor, gate first.
     Family(
-        names=("phi3",),
+        names=("phi3", "phi4_multimodal"),
         gguf=("phi3",),
-        projections=FUSED_GATE_UP,
-        gguf_projections=GGUF_FUSED,
+        projections=(FUSED_GATE_UP,),
+        gguf_fused="gate-first",
         norm=_LLAMA_NORM,
     ),
-    Family(names=("glm",), projections=FUSED_GATE_UP, norm=_LLAMA_NORM),
     Family(
-        names=("glm4",),
+        names=("chatglm",),
+        projections=(Projections("dense_h_to_4h", "dense_h_to_4h", "dense_4h_to_h", fused="gate-first"),),
+        norm=_LLAMA_NORM,
+        activation=_SILU,
+    ),
+    # Moshi's text models; their depth decoders have weights for each codebook.
+    Family(
+        names=("moshi", "kyutai_speech_to_text"),
+        projections=(Projections("fc1", "fc1", "fc2", fused="gate-first"),),
+        norm=_LLAMA_NORM,
+    ),
+    # Molmo 2: up first.
+    Family(
+        names=("molmo2_text",),
+        projections=(Projections("ff_proj", "ff_proj", "ff_out", fused="up-first"),),
+        norm=Norm("post_attention_layernorm|ff_norm"),
+    ),
+    Family(names=("glm",), gguf=("chatglm",), projections=(FUSED_GATE_UP,), gguf_fused="gate-first", norm=_LLAMA_NORM),
+    Family(
+        names=("glm4", "glm4v_text", "glm_ocr_text", "glm_image_text"),
         gguf=("glm4",),
-        projections=FUSED_GATE_UP,
-        gguf_projections=GGUF_FUSED,
+        projections=(FUSED_GATE_UP,),
+        gguf_fused="gate-first",
         norm=_LLAMA_NORM,
         post_norm=Norm("post_mlp_layernorm"),
+    ),
+    # Llama 4: experts are [in, out].
+    Family(
+        names=("llama4_text", "llama4"),
+        gguf=("llama4",),
+        projections=(SEPARATE, FUSED_COLUMNS),
+        norm=_LLAMA_NORM,
+        missing=_llama4_missing,
+    ),
+    # Aria: experts are [in, out] too, and their activation is in no config.
+    Family(
+        names=("aria_text", "aria"),
+        projections=(SEPARATE, Projections("fc1", "fc1", "fc2", fused="gate-first", stored="columns")),
+        norm=_LLAMA_NORM,
+        activation=ActivationRule(default="silu"),
+    ),
+    # gpt-oss: experts are [in, out], in its packed files [out, in]; gate and up take turns. Converters to GGUF part them.
+    Family(
+        names=("gpt_oss",),
+        gguf=("gpt-oss",),
+        projections=(replace(FUSED_GATE_UP, fused="interleaved", stored="columns"),),
+        norm=Norm("post_attention_layernorm", gguf="post_attention_norm"),
+        activation=ActivationRule(keys=(), default="silu", adjust=_gpt_oss_gate),
+    ),
+    # Its gate, with gate and up apart in one tensor.
+    Family(
+        names=("openai_privacy_filter",),
+        projections=(FUSED_COLUMNS,),
+        norm=_LLAMA_NORM,
+        activation=ActivationRule(keys=(), default="silu", adjust=_gpt_oss_gate),
+    ),
+    Family(
+        names=("minimax_m3_vl_text",),
+        projections=(MIXTRAL, FUSED_GATE_UP, SEPARATE),
+        norm=Norm("post_attention_layernorm", weight="offset"),
+        activation=ActivationRule(keys=(), default="silu", adjust=_gpt_oss_gate),
+    ),
+    # DBRX: the experts of a layer lie below each other, also those of w2, whose rows are the neurons' values.
+    Family(
+        names=("dbrx",),
+        gguf=("dbrx",),
+        projections=(Projections("w1", "v1", "w2", stored="row-stacked"), FUSED_GATE_UP),
+        norm=Norm("norm_attn_norm.norm_2", kind="layer", gguf="attn_output_norm"),
+        activation=ActivationRule(keys=("ffn_config.ffn_act_fn.name",), default="silu"),
+    ),
+    # DeepSeek-V4: saved under its makers' names, read under transformers' own as well.
+    Family(
+        names=("deepseek_v4",),
+        projections=(MIXTRAL, SEPARATE, FUSED_GATE_UP),
+        norm=Norm("ffn_norm|post_attention_layernorm"),
+        activation=ActivationRule(adjust=_limited_gate),
+    ),
+    # LongCat: two attentions and two dense MLPs a layer; the experts read what the first of them reads.
+    Family(
+        names=("longcat_flash",),
+        projections=_EXPERTS,
+        norm=Norm("post_attention_layernorm.0"),
+        places={"mlps.N": Place(norm=Norm("post_attention_layernorm.{0}"))},
+        identity_experts="zero_expert_num",
+    ),
+    Family(
+        names=("xlstm",),
+        projections=(Projections("proj_up_gate", "proj_up", "proj_down"),),
+        norm=Norm("norm_ffn"),
+        activation=_SILU,
+    ),
+    # Zamba 2: one block is used at several depths.
+    Family(
+        names=("zamba2",),
+        projections=(FUSED_GATE_UP,),
+        norm=Norm("shared_transformer.pre_ff_layernorm"),
+        activation=ActivationRule(keys=("hidden_act",), default="gelu"),
+        missing=_zamba2_missing,
     ),
     # LayerNorm, as published without bias, and fused `Wi`; the config's `hidden_activation` is really used.
     Family(
         names=("modernbert", "modernbert-decoder"),
-        projections=Projections("Wi", "Wi", "Wo", fused="gate-first"),
+        gguf=("modern-bert",),
+        projections=(Projections("Wi", "Wi", "Wo", fused="gate-first"),),
+        gguf_fused="gate-first",
         norm=Norm("mlp_norm", kind="layer", bias="norm_bias"),
         activation=ActivationRule(keys=("hidden_activation",), default="gelu", gguf=None),
+    ),
+    # BERTs whose norms stand behind each part: the MLP reads what the attention's norm leaves.
+    Family(
+        names=("nomic_bert",),
+        gguf=("nomic-bert",),
+        projections=(Projections("fc12", "fc11", "fc2"),),
+        norm=Norm("norm1", kind="layer", bias=True),
+        activation=ActivationRule(keys=("hidden_act", "activation_function")),
+    ),
+    Family(
+        names=("gte",),
+        projections=(Projections("up_gate_proj", "up_gate_proj", "down_proj", fused="up-first"),),
+        norm=Norm("attn_ln", kind="layer", bias=True),
+    ),
+    # Moonshine: the decoder's MLP alone is gated, by its second half.
+    Family(
+        names=("moonshine",),
+        projections=(Projections("fc1", "fc1", "fc2", fused="up-first"),),
+        norm=Norm("final_layernorm", kind="layer"),
+        activation=ActivationRule(keys=("decoder_hidden_act",)),
+    ),
+    # Towers for pictures and sound.
+    Family(names=("pixtral",), norm=Norm("ffn_norm")),
+    Family(names=("qwen2_5_vl_vision",), norm=Norm("norm2")),
+    Family(
+        names=("dinov2", "dinov2_with_registers"),
+        projections=(Projections("weights_in", "weights_in", "weights_out", fused="gate-first"),),
+        norm=Norm("norm2", kind="layer", bias=True),
+        activation=_SILU,
+    ),
+    # Phi-4's audio tower: up first, unlike its text model; two MLPs a layer, each with its norm inside.
+    Family(
+        names=("phi4_multimodal_audio",),
+        projections=(replace(FUSED_GATE_UP, fused="up-first"),),
+        norm=Norm("feed_forward_in.layer_norm", kind="layer", bias=True),
+        places={
+            block: Place(norm=Norm(f"{block}.layer_norm", kind="layer", bias=True))
+            for block in ("feed_forward_in", "feed_forward_out")
+        },
+        activation=ActivationRule(keys=("activation",)),
     ),
 )
 
@@ -311,10 +610,17 @@ GGUF_NORMS: dict[str, str] = {
     "input_layernorm": "attn_norm",
     "ln_2": "ffn_norm",
     "ffn_norm": "ffn_norm",
+    "post_feedforward_layernorm_1|post_feedforward_layernorm": "post_ffw_norm_1|post_ffw_norm",
+    "pre_ff_layernorm": "ffn_norm",
+    "mlp_norm": "ffn_norm",
+    "norm1": "attn_output_norm",
 }
 
 _BY_NAME = {name: family for family in FAMILIES for name in family.names}
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.gguf}
+_REGISTERED: dict[str, Family] = {}
+# What configs call a tower by: a suffix, or the wrapper's own name.
+_TOWER_SUFFIXES = {"vision": ("_vision", "_vision_model"), "audio": ("_audio", "_audio_encoder")}
 
 # Plain MLPs by the name their config has; told apart from unknown families in the message.
 PLAIN = frozenset(
@@ -347,13 +653,42 @@ PLAIN = frozenset(
         "rwkv",
         "codegen",
         "timesfm",
+        "levit",
+        "nllb-moe",
+        "switch_transformers",
     ]
 )
 
 
-def find_family(name: str | None, *, gguf: bool = False) -> Family | None:
-    """The family of a `model_type` (or GGUF architecture), None if it is not in the table."""
-    return (_BY_ARCHITECTURE if gguf else _BY_NAME).get(name or "")
+def all_families() -> tuple[Family, ...]:
+    """The table, and behind it what was registered."""
+    return (*FAMILIES, *dict.fromkeys(_REGISTERED.values()))
+
+
+def enter(family: Family) -> None:
+    """Make a registered family known under all its names; an earlier one of the same names is forgotten."""
+    for name in family.names:
+        _REGISTERED[name] = _BY_NAME[name] = family
+    for name in family.gguf:
+        _REGISTERED[f"gguf {name}"] = _BY_ARCHITECTURE[name] = family
+
+
+def is_built_in(name: str) -> bool:
+    """Whether the table itself has this model_type or GGUF architecture, be it as one without gates."""
+    return name in PLAIN or any(name in (*family.names, *family.gguf) for family in FAMILIES)
+
+
+def find_family(name: str | None, *, gguf: bool = False, tower: str = "text") -> Family | None:
+    """The family of a `model_type` (or GGUF architecture), None if it is not in the table.
+
+    Configs of some vision and audio towers carry the name of the whole model: theirs is then looked up first.
+    """
+    if gguf:
+        return _BY_ARCHITECTURE.get(name or "")
+    for suffix in _TOWER_SUFFIXES.get(tower, ()):
+        if (family := _BY_NAME.get(f"{name}{suffix}")) is not None:
+            return family
+    return _BY_NAME.get(name or "")
 
 
 def family_option(name: str) -> Family:

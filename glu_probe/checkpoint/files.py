@@ -20,6 +20,8 @@ from ..errors import (
 )
 from .gguf import GGUFFile, GGUFSource, open_gguf
 from .hub import HubFiles, cached_snapshot, is_offline, not_cached
+from .quantized.parts import scheme_of
+from .quantized.source import dequantised
 from .ref import ModelRef
 from .safetensors import SafetensorsFile
 from .sniff import load_json, refuse_lfs_pointer
@@ -124,6 +126,8 @@ def open_files(ref: ModelRef) -> OpenedFiles:
         opened = _open_set(files)
         opened.provenance = {"repository": ref.repo, "commit": files.commit, **opened.source.provenance()}
     opened.notes = notes + opened.notes
+    if opened.format != "gguf":  # whose tensors say themselves how they are quantised
+        opened.source = dequantised(opened.source, scheme_of(opened.config))
     return opened
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..errors import GatedRepo, HubUnavailable, NotCached, RepoNotFound, RevisionNotFound
@@ -23,6 +24,7 @@ from .sniff import kind_of, refuse_lfs_text
 from .source import TensorInfo, TensorSource
 
 _FIRST = 100_000  # bytes of a first look, which hold nearly every header whole
+_SMALL = 4096  # bytes of a tensor that is fetched without its file
 
 
 class HubFiles:
@@ -127,9 +129,16 @@ class _HubFile:
 
     def read(self, name: str, rows: slice | None = None) -> Tensor:
         """Read from the downloaded file."""
+        return self._local_file().read(name, rows)
+
+    def stored(self, name: str, rows: slice | None = None) -> Tensor:
+        """Read from the downloaded file."""
+        return self._local_file().stored(name, rows)
+
+    def _local_file(self) -> TensorSource:
         if self._local is None:
             self._local = self._open(self._files.path(self._name))
-        return self._local.read(name, rows)
+        return self._local
 
     def provenance(self) -> dict[str, Any]:
         """The file's name and size; the commit identifies it."""
@@ -147,8 +156,24 @@ class HubSafetensors(_HubFile):
         super().__init__(files, name, SafetensorsFile)
         safetensors.refuse_other_kinds(self.kind, self.size, self.where)
         length = safetensors.header_length(self.start, self.size, self.where)
-        self._infos, _ = safetensors.parse_header(self.need(8 + length)[8:], self.size, self.where)
+        self._infos, self._starts = safetensors.parse_header(self.need(8 + length)[8:], self.size, self.where)
         self.start = b""
+
+    def stored(self, name: str, rows: slice | None = None) -> Tensor:
+        """What describes a packed weight (a shape, a scale) is fetched alone, so that looking downloads nothing else."""
+        info = self._infos[name]
+        if (
+            self._local is not None
+            or rows is not None
+            or info.dtype not in safetensors.STORED
+            or not 0 < info.nbytes <= _SMALL
+        ):
+            return super().stored(name, rows)
+        start = self._starts[name]
+        raw, _ = self._files.read_range(self._name, start, start + info.nbytes)
+        if len(raw) < info.nbytes:
+            raise HubUnavailable("the hub sent less than it was asked for", where=self.where, hint="Try again later")
+        return torch.frombuffer(bytearray(raw), dtype=safetensors.STORED[info.dtype]).reshape(info.shape)
 
 
 class HubGGUF(_HubFile):

@@ -1,37 +1,41 @@
 """From tensor names to gated MLPs: which tensor of which layer is gate, up and down.
 
 Names are matched on what follows the layer index and grouped by what stands before it, so that any wrapper's prefix
-will do. Shapes are then checked against each other and the config. Where only the family could tell gate from up and
-the family is not known, the layout is refused; nothing is ever guessed from the numbers.
+will do. Shapes are then checked against each other and the config.
 """
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from ..errors import LayoutUnknown, NoExpertsMapped, ShapeMismatch
+from ..errors import LayoutUnknown, NoExpertsMapped
 from ..neurons import expert_group
-from .families import (
-    FUSED_NAMES,
-    FUSED_ORDERS,
-    GGUF_SEPARATE,
-    PLAIN,
-    REVERSIBLE_NAMES,
-    UNAMBIGUOUS,
-    Family,
-    FusedOrder,
-    Projections,
-)
+from .families import PLAIN
+from .family import Family, FusedOrder, Projections
+from .matching import Matcher
 from .packed import refuse_packed
-from .places import BlockKey, Leaves, Parameter, blocks_of, contents, pattern, tensor_index
-from .refusals import EXPERT_ADVICE, refuse_incomplete, refuse_twins, refuse_ungated, refuse_unmapped_experts
+from .places import BlockKey, Leaves, Parameter, blocks_of, contents, numbers, pattern, tensor_index
+from .refusals import (
+    EXPERT_ADVICE,
+    expert_counts,
+    gated_outside_layers,
+    refuse_incomplete,
+    refuse_twins,
+    refuse_ungated,
+    refuse_unmapped_experts,
+)
+from .slabs import Cut, Evidence, Slab, cut
 from .source import TensorInfo
 from .towers import name_towers
 
 _SHARED = ("shared_expert", "share_expert", "shared_mlp")
 # Modules that may stand in an MLP's block and leave its own function alone.
-_ROUTING = ("gate", "router", "experts", "shared_expert_gate")
+_ROUTING = ("gate", "router", "experts", "shared_expert_gate", "e_score_correction", "expert")
+# What only a layer for predicting further tokens has.
+_MTP_PARTS = {"eh_proj", "enorm", "hnorm", "shared_head", "nextn"}
+_GROUPS = ("dense", "routed", "shared")
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,9 @@ class Site:
         tower, layer, expert: what it is called in frames.
         prefix, block: where its tensors stand.
         tensors: role to tensor name; gate and up share one where `fused` is an order.
+        slabs: role to the part of that tensor that is this MLP's.
         d_mlp, d_model: its sizes, read from the tensors.
+        storage: how experts share tensors, in words; "" where none are shared.
         extras: other modules in its block; what they do to its function is not known.
     """
 
@@ -55,6 +61,8 @@ class Site:
     fused: FusedOrder | None
     d_mlp: int
     d_model: int
+    slabs: Mapping[str, Slab] = field(default_factory=dict)
+    storage: str = ""
     extras: tuple[str, ...] = ()
 
     @property
@@ -63,9 +71,29 @@ class Site:
         return expert_group(self.expert)
 
     @property
+    def layout(self) -> str:
+        """How gate and up, and experts, share tensors, in words."""
+        return ", ".join(filter(None, (self.fused or "separate", self.storage)))
+
+    @property
     def where(self) -> str:
         """For messages."""
-        return f"layer {self.layer}, {'.'.join(self.block) or 'MLP'}"
+        expert = f", expert {self.expert}" if self.storage and self.expert is not None else ""
+        return f"layer {self.layer}, {'.'.join(self.block) or 'MLP'}{expert}"
+
+    @property
+    def _rank(self) -> tuple:
+        expert = self.expert
+        return (
+            self.tower != "text",
+            self.tower,
+            self.layer,
+            _GROUPS.index(self.group),
+            expert if isinstance(expert, int) else -1,
+            pattern(self.block),
+            numbers(self.block),
+            str(expert),
+        )
 
 
 @dataclass
@@ -77,12 +105,14 @@ class Inventory:
         layers: all layers of each tower that has any MLP, those without one too.
         index: every tensor with a layer index, by place.
         notes: what was left out, and why.
+        prefixes: what the names of each tower's tensors begin with.
     """
 
     sites: list[Site]
     layers: dict[str, list[int]]
     index: dict[Parameter, str]
     notes: list[str]
+    prefixes: dict[str, str]
 
     def beside(self, site: Site, module: str, kind: str) -> str | None:
         """The tensor of that module in the site's layer, whatever wrappers stand in its name; None if absent."""
@@ -91,188 +121,246 @@ class Inventory:
 
     def norm_widths(self, infos: Mapping[str, TensorInfo]) -> dict[tuple[str, int], set[int]]:
         """Sizes of the norms that stand directly in each layer of each stack."""
-        widths: dict[tuple[str, int], set[int]] = {}
-        for place, name in self.index.items():
-            if not place.block and "norm" in place.leaf and len(infos[name].shape) == 1:
-                widths.setdefault((place.prefix, place.layer), set()).add(infos[name].shape[0])
-        return widths
+        return _norm_widths(self.index, infos)
 
 
-def find_sites(
-    infos: Mapping[str, TensorInfo],
-    family_of: Callable[[str], Family | None],
-    config: Mapping[str, object],
-    *,
-    gguf: bool,
-    model_type: str | None,
-    fused_layout: FusedOrder | None = None,
-    scheme: object = None,
-) -> Inventory:
-    """All gated MLPs of a checkpoint, in order of tower, layer and expert.
+@dataclass(frozen=True)
+class Reading:
+    """What besides the tensors decides on a layout.
 
-    Args:
-        infos: the tensors.
-        family_of: family of a tower, None where it is not in the table.
-        config: flat configuration values of the text tower.
+    Attributes:
+        family_of: family of a tower, from its name and prefix; None where it is not in the table.
+        config_of: the part of the config about it.
         gguf: whether names are those of GGUF files.
         model_type: as the file calls itself, for messages.
-        fused_layout: the user's word on which half of a fused tensor is the gate.
+        fused_layout, expert_layout: the user's word.
         scheme: the config's name for how weights are packed, for messages.
+    """
+
+    family_of: Callable[[str, str], Family | None]
+    config_of: Callable[[str, str], Mapping[str, object]]
+    gguf: bool
+    model_type: str | None
+    fused_layout: FusedOrder | None = None
+    expert_layout: str | None = None
+    scheme: object = None
+
+
+_WIDTH_KEYS = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim")
+
+
+def config_width(config: Mapping[str, object]) -> int | None:
+    """The d_model that a part of the config says; None where it does not."""
+    return next((config[key] for key in _WIDTH_KEYS if isinstance(config.get(key), int)), None)
+
+
+def find_sites(infos: Mapping[str, TensorInfo], reading: Reading) -> Inventory:
+    """All gated MLPs of a checkpoint, in order of tower, layer and expert.
 
     Raises:
-        NoGatedMLP, NoExpertsMapped, LayoutUnknown, IncompleteTriple, ShapeMismatch, QuantizedWeights, UnscaledFP8,
-        UnmergedAdapter.
+        NoGatedMLP, NoExpertsMapped, LayoutUnknown, LayoutAmbiguous, IncompleteTriple, ShapeMismatch, QuantizedWeights,
+        UnscaledFP8, UnmergedAdapter.
     """
+    infos, identities = _without_identities(infos, reading)
     index = tensor_index(infos)
-    blocks, own, named = blocks_of(index), _own(family_of("text"), gguf), _named(family_of("text"), gguf)
+    blocks, any_tower = blocks_of(index), _matcher(reading, "text", "")
     indexed = {name: infos[name] for name in index.values()}
-    refuse_packed(indexed, {leaf for names in named for leaf in names.names}, gguf=gguf, scheme=scheme)
-    matched, skipped = _match_all(blocks, named, family_of, infos, gguf, fused_layout, model_type)
-    if model_type not in PLAIN:
-        refuse_incomplete(blocks, {(key[0], pattern(key[2])): names for key, (_, names) in matched.items()}, own)
+    refuse_packed(
+        indexed, {leaf for names in any_tower.named for leaf in names.names}, gguf=reading.gguf, scheme=reading.scheme
+    )
+    finder = _Finder(infos, index, reading)
+    matched, skipped = finder.match_all(blocks)
+    if reading.model_type not in PLAIN:
+        seen = {(key[0], pattern(key[2]), names.group): names for key, (_, found) in matched.items() for names in found}
+        text = next((prefix for prefix, tower in finder.towers.items() if tower == "text"), "")
+        refuse_incomplete(blocks, seen, _matcher(reading, "text", text).own)
     inside = contents(blocks)
-    sites = [_site(tower, key, blocks[key], names, infos, inside[key]) for key, (tower, names) in matched.items()]
+    sites = [
+        site
+        for key, (tower, found) in matched.items()
+        for names in found
+        for site in finder.sites(tower, key, blocks[key], names, inside[key])
+    ]
+    sites = _dense_where_alone(_labelled(finder.apart(sites)))
     refuse_twins(sites)
-    refuse_unmapped_experts(sites, infos, config)
+    refuse_unmapped_experts(sites, infos, reading.config_of("text", ""), reading.model_type)
     if not sites:
-        refuse_ungated(blocks, infos, model_type)
-    stacks = {(site.prefix, site.tower) for site in sites}
-    layers = {tower: sorted({place.layer for place in index if place.prefix == prefix}) for prefix, tower in stacks}
-    sites.sort(key=lambda s: (s.tower != "text", s.tower, s.layer, s.block[:1], _expert_rank(s.expert)))
-    return Inventory(sites, layers, index, [f"{tower} was left out: {why}" for tower, why in skipped.items()])
+        refuse_ungated(blocks, infos, reading.model_type)
+    prefixes = {site.tower: site.prefix for site in sites}
+    layers = {tower: finder.layers_of(tower, prefix) for tower, prefix in prefixes.items()}
+    sites.sort(key=lambda site: site._rank)
+    notes = [f"{tower} was left out: {why}" for tower, why in skipped.items()]
+    if identities:
+        notes.append(f"{identities} experts of a layer write what they read and have no neurons; they are left out")
+    outside = gated_outside_layers(infos)
+    if outside:
+        notes.append(f"gated MLPs outside the layers were left out: {', '.join(outside)}")
+    return Inventory(sites, layers, index, notes, prefixes)
 
 
-def _match_all(
-    blocks, named, family_of, infos, gguf, fused_layout, model_type
-) -> tuple[dict[BlockKey, tuple[str, Projections]], dict[str, str]]:
-    """Tower and projections of every block that is a gated MLP, and why towers beside the language model were skipped."""
-    towers = name_towers({key[0] for key, leaves in blocks.items() if any(names.stand_in(leaves) for names in named)})
-    matched, skipped = {}, {}
-    for key, leaves in blocks.items():
-        tower = towers.get(key[0])
-        if tower is None:
-            continue
-        try:
-            projections = _match(leaves, family_of(tower), infos, gguf, fused_layout, model_type)
-        except LayoutUnknown as error:
-            if tower == "text":
-                raise
-            skipped[tower] = error.what
-            continue
-        if projections is not None:
-            matched[key] = tower, projections
-    return matched, skipped
+def _without_identities(infos: Mapping[str, TensorInfo], reading: Reading) -> tuple[Mapping[str, TensorInfo], int]:
+    """The tensors without those of experts that the model does not run, and how many experts that are."""
+    family, config = reading.family_of("text", ""), reading.config_of("text", "")
+    number = config.get(family.identity_experts) if family and family.identity_experts else 0
+    if not isinstance(number, int) or not number:
+        return infos, 0
+    count = next(iter(expert_counts(config).values()), None)
+    kept = (
+        {name: info for name, info in infos.items() if (_expert_number(name) or 0) < (count or 0)} if count else infos
+    )
+    return kept, number
 
 
-def _expert_rank(expert: int | str | None) -> tuple[int, int]:
-    return (0, 0) if expert is None else (1, expert) if isinstance(expert, int) else (2, 0)
+def _expert_number(name: str) -> int | None:
+    parts = name.split(".")
+    after = parts[parts.index("experts") + 1 :][:1] if "experts" in parts else []
+    return int(after[0]) if after and after[0].isdigit() else None
 
 
-def _own(family: Family | None, gguf: bool) -> tuple[Projections, ...]:
-    """The names that mean one thing whatever is next to them: the family's, and those no family uses otherwise."""
-    own = () if family is None else (family.gguf_projections if gguf else family.projections,)
-    return (*own, *((GGUF_SEPARATE,) if gguf else UNAMBIGUOUS))
+def _matcher(reading: Reading, tower: str, prefix: str) -> Matcher:
+    return Matcher(reading.family_of(tower, prefix), reading.model_type, reading.gguf, reading.fused_layout)
 
 
-def _named(family: Family | None, gguf: bool) -> tuple[Projections, ...]:
-    """Every set of names that a gated MLP may have."""
-    fused = tuple(Projections(first, first, down, "gate-first") for first, down in FUSED_NAMES)
-    return (*_own(family, gguf), *fused, *(Projections(*names) for names in REVERSIBLE_NAMES))
+class _Finder:
+    """What is worked out once for a file."""
 
+    def __init__(self, infos: Mapping[str, TensorInfo], index: Mapping[Parameter, str], reading: Reading) -> None:
+        self.infos, self.index, self.reading = infos, index, reading
+        self.widths = _norm_widths(index, infos)
+        self.towers: dict[str, str] = {}
+        self._present: dict[str, set[int]] = defaultdict(set)
+        ahead: dict[tuple[str, int], bool] = {}
+        for place in index:
+            self._present[place.prefix].add(place.layer)
+            if place.leaf in _MTP_PARTS or not _MTP_PARTS.isdisjoint(place.block):
+                ahead[place.prefix, place.layer] = True
+        self.ahead = set(ahead)
 
-def _match(leaves, family, infos, gguf, fused_layout, model_type) -> Projections | None:
-    """Which projections a block's leaves are, None if it is no gated MLP."""
-    for wanted in _own(family, gguf):
-        if wanted.stand_in(leaves) and not _is_stacked(leaves, wanted, infos):
-            if wanted.fused and gguf and GGUF_SEPARATE.stand_in(leaves):
-                continue  # a file that keeps the halves apart
-            return replace(wanted, fused=fused_layout or wanted.fused) if wanted.fused else wanted
-    for first, down in FUSED_NAMES:
-        if {"weight"} <= leaves.get(first, {}).keys() & leaves.get(down, {}).keys() and _is_fused(
-            leaves, first, down, infos
-        ):
-            if fused_layout is not None:
-                return Projections(first, first, down, fused_layout)
-            raise LayoutUnknown(
-                f"{leaves[first]['weight']!r} {list(infos[leaves[first]['weight']].shape)} holds gate and up in one tensor, "
-                f"and {_family_words(model_type, family)} does not say which half is which (the gate could be the first "
-                "half, the second, or every other row)",
-                hint=f"Say `--fused-layout {'|'.join(FUSED_ORDERS)}` or `--family NAME` if you know",
+    def match_all(self, blocks) -> tuple[dict[BlockKey, tuple[str, tuple[Projections, ...]]], dict[str, str]]:
+        """Tower and projections of every block that is a gated MLP, and why towers beside the text were skipped."""
+        any_tower = _matcher(self.reading, "text", "")
+        prefixes = {key[0] for key, leaves in blocks.items() if any_tower.may_be_gated(leaves, self.infos)}
+        prefixes |= self._of_other_families({key[0] for key in blocks} - prefixes, blocks)
+        self.towers = name_towers(prefixes)
+        matchers = {prefix: _matcher(self.reading, tower, prefix) for prefix, tower in self.towers.items()}
+        matched, skipped = {}, {}
+        for key, leaves in blocks.items():
+            tower = self.towers.get(key[0])
+            if tower is None:
+                continue
+            try:
+                projections = matchers[key[0]].match(key[2], leaves, self.infos)
+            except LayoutUnknown as error:
+                if tower == "text":
+                    raise
+                skipped[tower] = error.what
+                continue
+            if projections:
+                matched[key] = tower, projections
+        return matched, skipped
+
+    def _of_other_families(self, prefixes: set[str], blocks) -> set[str]:
+        """Stacks whose names only the family of their own tower knows."""
+        named = {prefix: _matcher(self.reading, tower, prefix) for prefix, tower in name_towers(prefixes).items()}
+        return {
+            key[0]
+            for key, leaves in blocks.items()
+            if key[0] in named and named[key[0]].may_be_gated(leaves, self.infos)
+        }
+
+    def sites(
+        self, tower: str, key: BlockKey, leaves: Leaves, projections: Projections, inside: set[str]
+    ) -> list[Site]:
+        """The MLPs of one block."""
+        prefix, layer, block = key
+        roles = {"gate": projections.gate, "up": projections.up, "down": projections.down}
+        tensors = {role: leaves[leaf]["weight"] for role, leaf in roles.items()}
+        tensors |= {f"{role}_bias": leaves[leaf]["bias"] for role, leaf in roles.items() if "bias" in leaves[leaf]}
+        cuts = cut(projections, tensors, self.infos, self._evidence(tower, prefix, layer))
+        # without a block it is the whole layer, as in GGUF
+        others = inside - set(roles.values()) if block else {name for name in inside if name.startswith("ffn_sub")}
+        extras = tuple(sorted(name for name in others if name not in _ROUTING and not name.startswith(_SHARED)))
+        stacked = cuts[0].storage not in ("", "transposed")
+        return [
+            Site(
+                tower, layer, _expert(projections, block, tensors["gate"], number if stacked else None, len(cuts)), prefix,
+                block, tensors, projections.fused, one.d_mlp, one.d_model, one.slabs, one.storage, extras,
             )
-    for names in REVERSIBLE_NAMES:
-        wanted = Projections(*names)
-        if wanted.stand_in(leaves) and not _is_stacked(leaves, wanted, infos):
-            raise LayoutUnknown(
-                f"{leaves[wanted.gate]['weight']!r} and {leaves[wanted.up]['weight']!r} are gate and up in one family and "
-                f"the other way round in the next, and {_family_words(model_type, family)} does not say which",
-                hint="Say `--family NAME` if you know one that stores them the same way",
+            for number, one in enumerate(cuts)
+        ]  # fmt: skip
+
+    def _evidence(self, tower: str, prefix: str, layer: int) -> Evidence:
+        config = self.reading.config_of(tower, prefix)
+        beside = self.widths.get((prefix, layer), set())
+        width = config_width(config) or (next(iter(beside)) if len(beside) == 1 else None)
+        return Evidence(width, next(iter(expert_counts(config).values()), None), self.reading.expert_layout)
+
+    def apart(self, sites: list[Site]) -> list[Site]:
+        """Layers that predict further tokens, which some files number on behind the model's own, as a tower of theirs."""
+        out = []
+        for site in sites:
+            count = self.reading.config_of(site.tower, site.prefix).get("num_hidden_layers")
+            beyond = not isinstance(count, int) or site.layer >= count or self.reading.gguf
+            ahead = site.tower == "text" and beyond and (site.prefix, site.layer) in self.ahead
+            out.append(replace(site, tower="mtp") if ahead else site)
+        return out
+
+    def layers_of(self, tower: str, prefix: str) -> list[int]:
+        """All layers of a tower."""
+        return sorted(
+            layer for layer in self._present[prefix] if (tower == "mtp") == ((prefix, layer) in self.ahead)
+        ) or sorted(self._present[prefix])
+
+
+def _labelled(sites: list[Site]) -> list[Site]:
+    """Several dense MLPs of one layer told apart by the names of their blocks."""
+    counts = Counter((site.tower, site.layer) for site in sites if site.expert is None)
+    return [
+        replace(site, expert=".".join(site.block))
+        if site.expert is None and counts[site.tower, site.layer] > 1 and site.block
+        else site
+        for site in sites
+    ]
+
+
+def _dense_where_alone(sites: list[Site]) -> list[Site]:
+    """What a model calls shared is dense where there is nothing else in its layers."""
+    experts = {site.tower for site in sites if isinstance(site.expert, int)}
+    dense = {(site.tower, site.layer) for site in sites if site.group == "dense"}
+    return [
+        replace(site, expert=None)
+        if site.expert == "shared" and site.tower not in experts and (site.tower, site.layer) not in dense
+        else site
+        for site in sites
+    ]
+
+
+def _expert(
+    projections: Projections, block: tuple[str, ...], gate: str, number: int | None, count: int
+) -> int | str | None:
+    """Which expert it is: from its place in a stacked tensor, or from its name."""
+    shared = projections.group == "shared" or any(part.startswith(_SHARED) for part in block)
+    named = number
+    if number is None and "experts" in block:
+        after = block[block.index("experts") + 1 : block.index("experts") + 2]
+        if not (after and after[0].isdigit()):
+            raise NoExpertsMapped(
+                f"{gate!r} belongs to experts, but its name does not say to which", hint=EXPERT_ADVICE
             )
-    return None
+        named = int(after[0])
+    if shared:
+        own = numbers(block[next((i for i, part in enumerate(block) if part.startswith(_SHARED)), 0) :])
+        which = named if named is not None and count > 1 else own[0] if own else None
+        return "shared" if which is None else f"shared.{which}"
+    return named
 
 
-def _is_stacked(leaves, wanted: Projections, infos) -> bool:
-    """Whether all experts of a layer are one tensor, which is not read yet."""
-    return len(infos[leaves[wanted.gate]["weight"]].shape) > 2
+def _norm_widths(index: Mapping[Parameter, str], infos: Mapping[str, TensorInfo]) -> dict[tuple[str, int], set[int]]:
+    widths: dict[tuple[str, int], set[int]] = {}
+    for place, name in index.items():
+        if not place.block and "norm" in place.leaf and len(infos[name].shape) == 1:
+            widths.setdefault((place.prefix, place.layer), set()).add(infos[name].shape[0])
+    return widths
 
 
-def _family_words(model_type: str | None, family: Family | None) -> str:
-    if family is not None:
-        return f"family {family.names[0]!r}, whose own files have other names,"
-    return f"model_type {model_type!r}, which is not in the table," if model_type else "a file without model_type"
-
-
-def _is_fused(leaves, first: str, down: str, infos) -> bool:
-    rows, columns = infos[leaves[first]["weight"]].shape, infos[leaves[down]["weight"]].shape
-    return len(rows) == len(columns) == 2 and rows[0] == 2 * columns[1]
-
-
-def _site(tower: str, key: BlockKey, leaves: Leaves, projections: Projections, infos, inside: set[str]) -> Site:
-    prefix, layer, block = key
-    roles = {"gate": projections.gate, "up": projections.up, "down": projections.down}
-    tensors = {role: leaves[leaf]["weight"] for role, leaf in roles.items()}
-    tensors |= {f"{role}_bias": leaves[leaf]["bias"] for role, leaf in roles.items() if "bias" in leaves[leaf]}
-    d_mlp, d_model = _sizes(tensors, projections.fused, infos)
-    others = inside - set(roles.values()) if block else ()  # without a block it is the whole layer, as in GGUF
-    extras = tuple(sorted(name for name in others if name not in _ROUTING and not name.startswith(_SHARED)))
-    return Site(
-        tower, layer, _expert(block, tensors["gate"]), prefix, block, tensors, projections.fused, d_mlp, d_model, extras
-    )
-
-
-def _expert(block: tuple[str, ...], gate: str) -> int | str | None:
-    if any(part.startswith(_SHARED) for part in block):
-        return "shared"
-    if "experts" not in block:
-        return None
-    number = block[block.index("experts") + 1 : block.index("experts") + 2]
-    if number and number[0].isdigit():
-        return int(number[0])
-    raise NoExpertsMapped(
-        f"{gate!r} belongs to experts, but its name does not say to which",
-        hint=EXPERT_ADVICE,
-    )
-
-
-def _sizes(tensors: Mapping[str, str], fused: FusedOrder | None, infos: Mapping[str, TensorInfo]) -> tuple[int, int]:
-    shapes = {role: infos[name].shape for role, name in tensors.items()}
-    gate, up, down = shapes["gate"], shapes["up"], shapes["down"]
-    factor = 2 if fused else 1
-    fits = (
-        len(gate) == len(up) == len(down) == 2
-        and gate == up
-        and gate[1] == down[0]
-        and gate[0] == factor * down[1]
-        and 0 not in (*gate, *down)
-    )
-    if not fits:
-        listed = ", ".join(f"{infos[tensors[role]].name!r} {list(shapes[role])}" for role in ("gate", "up", "down"))
-        expected = f"[{factor if factor > 1 else ''}d_mlp, d_model]"
-        raise ShapeMismatch(
-            f"the tensors of one MLP do not fit each other: {listed}",
-            hint=f"Gate and up must be {expected} and down [d_model, d_mlp]",
-        )
-    rows = {"gate_bias": gate[0], "up_bias": up[0], "down_bias": down[0]}
-    for role, size in rows.items():
-        if role in shapes and shapes[role] != (size,):
-            raise ShapeMismatch(f"{tensors[role]!r} is {list(shapes[role])}, expected [{size}]")
-    return down[1], down[0]
+__all__ = ["Cut", "Inventory", "Reading", "Site", "config_width", "find_sites"]

@@ -45,18 +45,18 @@ class Workspace:
         return held[:size].view(shape)
 
 
-def gather(read: Read, first: int, out: Tensor) -> Tensor:
-    """Fill `out` [rows, width] with the rows of a matrix from `first` on."""
-    for start, stop in _chunks(*out.shape):
-        out[start:stop] = read(slice(first + start, first + stop))
+def gather(read: Read, rows: slice, out: Tensor) -> Tensor:
+    """Fill `out` [rows, width] with those rows of a matrix, of which `rows` may pick every n-th."""
+    step = rows.step or 1
+    for start, stop in _chunks(len(out), out.shape[1] * step):
+        out[start:stop] = read(slice(rows.start + start * step, rows.start + (stop - 1) * step + 1))[::step]
     return out
 
 
-def gather_transposed(read: Read, out: Tensor) -> Tensor:
-    """Fill `out` [width, rows] with the transpose of a matrix of so many rows."""
-    width, rows = out.shape
-    for start, stop in _chunks(rows, width):
-        out[:, start:stop] = read(slice(start, stop)).T.contiguous()
+def gather_transposed(read: Read, height: int, columns: slice, out: Tensor) -> Tensor:
+    """Fill `out` [columns, height] with those columns of a matrix of that height as rows."""
+    for start, stop in _chunks(height, len(out) * (columns.step or 1)):
+        out[:, start:stop] = read(slice(start, stop))[:, columns].T.contiguous()
     return out
 
 

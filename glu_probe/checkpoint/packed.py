@@ -1,7 +1,8 @@
 """Tensors that must not be read as they stand: packed integers, weights whose scale stands beside them, adapters.
 
 A row computed from packed bytes, or from a weight whose scale or low-rank update was dropped, is finite and wrong.
-So everything below a projection is looked at, and what is no plain float weight is refused by name.
+So everything below a projection is looked at, and what is no plain float weight and was not decoded (`quantized/`) is
+refused by name.
 """
 
 from __future__ import annotations
@@ -14,23 +15,34 @@ from .source import TensorInfo
 
 _FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
 _ADAPTERS = ("lora_", "hada_", "lokr_", "ia3_", "oft_", "vera_", "boft_", "adalora_", "dora_")
-# Scales of a layer's input, which leave its weight alone.
-_OF_THE_INPUT = ("input", "activation", "act_")
+# Scales and zero points of a layer's input or output, which leave its weight alone.
+_OF_ACTIVATIONS = ("input", "output", "activation", "act_", "qscale_act")
+# What stands beside the experts of a layer that are one tensor, as part of its name.
+_BESIDE_EXPERTS = ("_blocks", "_scales", "_scale_inv", "_scale")
 # What a scheme is known by: something that stands beside, or in the place of, the weight.
 _SCHEMES: tuple[tuple[str, str], ...] = (
+    ("dqweight", "FP-Quant"),
     ("qzeros", "GPTQ or AWQ"),
-    ("qweight", "GPTQ or AWQ"),
     ("weight_global_scale", "NVFP4"),
     ("weight_scale_2", "NVFP4"),
     ("weight_packed", "compressed-tensors"),
+    ("bitmask", "compressed-tensors"),
     ("absmax", "bitsandbytes"),
     ("quant_state", "bitsandbytes"),
     ("SCB", "bitsandbytes int8"),
     ("_blocks", "MXFP4"),
     ("W_q", "HQQ"),
     ("codebooks", "AQLM"),
+    ("centroids", "VPTQ"),
+    ("dense_weights", "SpQR"),
+    ("tables2", "HIGGS"),
+    ("weight_scales", "EETQ"),
+    ("qdata", "torchao"),
     ("_data", "quanto"),
+    ("qweight", "GPTQ or AWQ"),
 )
+# Those that are decoded once the config says how.
+_READABLE = ("GPTQ or AWQ", "compressed-tensors")
 
 
 def refuse_packed(
@@ -45,7 +57,7 @@ def refuse_packed(
         scheme: `quant_method` of the config, for messages.
 
     Raises:
-        UnmergedAdapter, UnscaledFP8, QuantizedWeights.
+        UnmergedAdapter, UnscaledFP8, QuantizedWeights, or what a decoder found wanting.
     """
     for owner, below in _below(infos, frozenset(projections)).items():
         first = next(iter(below.values()))
@@ -55,6 +67,9 @@ def refuse_packed(
                 where=owner,
                 hint="Merge the adapter into the model (PEFT: merge_and_unload) and save that",
             )
+        for name in below.values():
+            if infos[name].fault is not None:
+                raise infos[name].fault
         _refuse_unplain(owner, below, infos, gguf=gguf, scheme=scheme)
 
 
@@ -66,9 +81,7 @@ def _below(infos: Mapping[str, TensorInfo], projections: frozenset[str]) -> dict
         if any("attn" in part or "attention" in part for part in parts):
             continue
         for at, part in enumerate(parts):
-            stem = next(
-                (p for p in (part, part.removesuffix("_blocks"), part.removesuffix("_scales")) if p in projections), ""
-            )
+            stem = next((p for p in (part, *map(part.removesuffix, _BESIDE_EXPERTS)) if p in projections), "")
             if stem:
                 suffix = [f"weight{part[len(stem) :]}"] if stem != part else []
                 found[".".join((*parts[:at], stem))][".".join((*suffix, *parts[at + 1 :])) or "weight"] = name
@@ -77,16 +90,18 @@ def _below(infos: Mapping[str, TensorInfo], projections: frozenset[str]) -> dict
 
 
 def _refuse_unplain(owner, below: Mapping[str, str], infos, *, gguf: bool, scheme: object) -> None:
+    below = {suffix: name for suffix, name in below.items() if not _is_of_activations(suffix)}
     weight = below.get("weight") or below.get("base_layer.weight")
-    scales = [s for s in below if _is_scale(s)]
+    scales = [s for s in below if any("scale" in part for part in s.split("."))]
     dtype = infos[weight].dtype if weight else None
-    if dtype and dtype.startswith(("F8_", "FLOAT8")) and not scales:
+    if dtype and dtype.startswith(("F8_", "FLOAT8")) and not scales and not infos[weight].decoded:
         raise UnscaledFP8(
             f"{weight!r} is {dtype} and no weight_scale_inv or weight_scale stands beside it",
+            where=infos[weight].file,
             hint="Without its scale the weight means nothing: the file is incomplete",
         )
     others = [s for s in below if s not in ("weight", "bias", "base_layer.weight", "base_layer.bias")]
-    floats = all(gguf or infos[name].dtype in _FLOATS for name in below.values())
+    floats = all(gguf or infos[name].dtype in _FLOATS or infos[name].decoded for name in below.values())
     # A float weight below another name (a wrapper) is no packed one: whether it can be read is the layout's question.
     if floats and not scales and (weight or not any(sign in s for s in others for sign, _ in _SCHEMES)):
         return
@@ -95,12 +110,15 @@ def _refuse_unplain(owner, below: Mapping[str, str], infos, *, gguf: bool, schem
     named = _scheme(others, dtype, scheme)
     raise QuantizedWeights(
         f"weights are packed by {named}: {owner!r} holds {found}{beside}",
-        hint="Use the unquantised checkpoint",
-    )
+        where=infos[next(iter(below.values()))].file,
+        hint="The config.json whose quantization_config says how is not beside it: put it there, or use the unquantised "
+        "checkpoint"
+        if named in _READABLE else "Use the unquantised checkpoint",
+    )  # fmt: skip
 
 
-def _is_scale(suffix: str) -> bool:
-    return any("scale" in part and not part.startswith(_OF_THE_INPUT) for part in suffix.split("."))
+def _is_of_activations(suffix: str) -> bool:
+    return any(part.startswith(_OF_ACTIVATIONS) for part in suffix.split("."))
 
 
 def _scheme(suffixes: list[str], dtype: str | None, named: object) -> str:

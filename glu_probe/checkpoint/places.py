@@ -42,6 +42,8 @@ def locate(name: str) -> Parameter | None:
         if parts[i].isdigit() and parts[i - 1] not in _NOT_A_LAYER:
             prefix, rest = ".".join(parts[:i]), parts[i + 1 :]
             kind = rest.pop() if len(rest) > 1 and rest[-1] in ("weight", "bias") else "weight"
+            if rest[-1].endswith("_bias"):  # of stacked experts: down_proj and down_proj_bias
+                rest[-1], kind = rest[-1].removesuffix("_bias"), "bias"
             return Parameter(prefix, int(parts[i]), tuple(rest[:-1]), rest[-1], kind)
     return None
 
@@ -92,3 +94,8 @@ def contents(blocks: Blocks) -> dict[BlockKey, set[str]]:
         for depth in range(len(path)):
             found[prefix, layer, path[:depth]].add(path[depth])
     return found
+
+
+def numbers(block: tuple[str, ...]) -> list[int]:
+    """The numbers in a block's name, in order."""
+    return [int(part) for part in block if part.isdigit()]

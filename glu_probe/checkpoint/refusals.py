@@ -11,19 +11,21 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import IncompleteTriple, LayoutUnknown, NoExpertsMapped, NoGatedMLP
-from .families import PLAIN, Projections
-from .places import Blocks, is_attention, pattern
+from .families import PLAIN
+from .family import Projections
+from .places import Blocks, Leaves, is_attention, locate, pattern
 from .source import TensorInfo
 
 if TYPE_CHECKING:
     from .layout import Site
 
 EXPERT_ADVICE = (
-    "Experts stored one by one as experts.N.gate_proj / up_proj / down_proj are read; stacked ones are not yet"
+    "Experts are read one by one (experts.N.gate_proj / up_proj / down_proj) or stacked in one tensor of a layer, under "
+    "the names of the families in the table (`glu-probe ls families`); --family names one"
 )
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "expert_count")
-_EXPERT_HINT = re.compile(r"expert|_exps\b|moe|router")
-_EXPERT = re.compile(r"\bexperts\b|_exps\b")
+_EXPERT_HINT = re.compile(r"expert|exps\b|moe|router")
+_EXPERT = re.compile(r"\bexperts\b|_c?h?exps\b")
 _ROUTER = re.compile(r"router|gate_inp|\bgate\b|bias")
 _STACKED = re.compile(r"gate_proj|up_proj|gate_up_proj|input_linear|\bw1\b|\bw13\b")
 # Gated convolutions and projections of attention can have an MLP's shapes.
@@ -31,23 +33,39 @@ _NO_MLP = re.compile(r"conv|attn|attention|quer")
 _MLP = re.compile(r"mlp|ffn|feed_forward|fc\d|ff|intermediate|output|c_proj|h_to|proj")
 
 
-def refuse_incomplete(blocks: Blocks, matched: Mapping[tuple, Projections], own: Sequence[Projections]) -> None:
-    """An MLP that lacks a part: one its sisters in other layers have, or one that its names call for."""
+def refuse_incomplete(
+    blocks: Blocks, matched: Mapping[tuple[str, tuple[str, ...], str | None], Projections], own: Sequence[Projections]
+) -> None:
+    """An MLP that lacks a part: one its sisters in other layers have, or one that its names call for.
+
+    Args:
+        blocks: everything in the file.
+        matched: (stack, block without numbers, group that the names say) to what was found there.
+        own: every set of names that means one thing.
+    """
+    groups = {wanted.group: [one for one in own if one.group == wanted.group] for wanted in own}
     for (prefix, layer, block), leaves in blocks.items():
-        if is_attention(block) or any(wanted.stand_in(leaves) for wanted in own):
+        if is_attention(block):
             continue
-        sister = matched.get((prefix, pattern(block)))
-        for wanted in (sister,) if sister else own:
-            parts = dict.fromkeys(wanted.names)
-            present = [leaf for leaf in parts if "weight" in leaves.get(leaf, {})]
-            absent = [leaf for leaf in parts if leaf not in present]
-            if absent and present and (sister or wanted.gate in present):
-                raise IncompleteTriple(
-                    f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} missing beside "
-                    f"{leaves[present[0]]['weight']!r}",
-                    where=f"layer {layer}",
-                    hint="The checkpoint is incomplete: a shard may be missing, or the save went wrong",
-                )
+        for group, choices in groups.items():
+            sister = matched.get((prefix, pattern(block), group))
+            if any(wanted.stand_in(leaves) for wanted in (sister, *choices) if wanted):
+                continue
+            for wanted in (sister,) if sister else choices:
+                _refuse_part(wanted, leaves, layer, expected=sister is not None)
+
+
+def _refuse_part(wanted: Projections, leaves: Leaves, layer: int, *, expected: bool) -> None:
+    parts = dict.fromkeys(wanted.names)
+    present = [leaf for leaf in parts if "weight" in leaves.get(leaf, {})]
+    absent = [leaf for leaf in parts if leaf not in present]
+    if absent and present and (expected or wanted.gate in present):
+        raise IncompleteTriple(
+            f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} missing beside "
+            f"{leaves[present[0]]['weight']!r}",
+            where=f"layer {layer}",
+            hint="The checkpoint is incomplete: a shard may be missing, or the save went wrong",
+        )
 
 
 def refuse_twins(sites: list[Site]) -> None:
@@ -57,14 +75,28 @@ def refuse_twins(sites: list[Site]) -> None:
         other = seen.setdefault((site.tower, site.layer, site.expert), site)
         if other is not site:
             raise LayoutUnknown(
-                f"layer {site.layer} has two gated MLPs, {'.'.join(other.block)} and {'.'.join(site.block)}",
-                hint="Layers with several dense MLPs are not supported yet",
+                f"layer {site.layer} has two gated MLPs for expert {site.expert!r}, {'.'.join(other.block)} and "
+                f"{'.'.join(site.block)}",
+                hint="The file holds the experts twice, or two kinds of them; ask for the family to be added",
             )
 
 
-def refuse_unmapped_experts(sites: list[Site], infos: Mapping[str, TensorInfo], config: Mapping[str, object]) -> None:
-    """Experts that the file or the config speaks of, and that no site is."""
-    counts = {key: config[key] for key in _EXPERT_COUNTS if isinstance(config.get(key), int) and config[key] > 0}
+def expert_counts(config: Mapping[str, object]) -> dict[str, int]:
+    """The config's keys that say how many experts a layer has."""
+    nested = config.get("ffn_config")
+    values = {**(nested if isinstance(nested, dict) else {}), **config}
+    found = {key: values.get(key) for key in _EXPERT_COUNTS}
+    return {key: value for key, value in found.items() if isinstance(value, int) and value > 0}
+
+
+def refuse_unmapped_experts(
+    sites: list[Site], infos: Mapping[str, TensorInfo], config: Mapping[str, object], model_type: str | None
+) -> None:
+    """Experts that the file or the config speaks of, and that no site is; unless the model's are known to be plain."""
+    if not sites and model_type in PLAIN:
+        return
+    counts = {key: count for key, count in expert_counts(config).items() if count > 1}
+    infos = {name: info for name, info in infos.items() if not is_attention(tuple(name.split(".")))}
     used = {tensor for site in sites for tensor in site.tensors.values()}
     hints = sorted({_numberless(name) for name in infos if name not in used and _EXPERT_HINT.search(name.lower())})
     matrices = {_numberless(name) for name, info in infos.items() if name not in used and len(info.shape) > 1}
@@ -75,7 +107,8 @@ def refuse_unmapped_experts(sites: list[Site], infos: Mapping[str, TensorInfo], 
     mapped = any(isinstance(site.expert, int) for site in sites)
     # A count alone proves nothing (some dense models keep the key): layers without an MLP, or expert-like names, do.
     if not left and (mapped or not (counts and (hints or stacked or not sites))):
-        return _refuse_missing_experts(sites, counts)
+        _refuse_missing_experts(sites, counts)
+        return
     patterns = list(dict.fromkeys([*left, *stacked, *hints])) or sorted(map(_numberless, infos))
     said = ", ".join(f"{key} = {value}" for key, value in counts.items()) or "tensors named after experts"
     raise NoExpertsMapped(
@@ -116,11 +149,28 @@ def refuse_ungated(blocks: Blocks, infos: Mapping[str, TensorInfo], model_type: 
     })  # fmt: skip
     if model_type not in PLAIN:
         _refuse_unnamed(blocks, infos, model_type)
+        outside = gated_outside_layers(infos)
+        if outside:
+            raise LayoutUnknown(
+                f"the gated MLPs {', '.join(outside)} stand outside of any layer, and there are no others",
+                hint="Only MLPs of numbered layers are measured",
+            )
     what = f"no gated MLP was found in {len(infos)} tensors"
     if model_type:
         what += f" of model_type {model_type!r}" + (" (its MLPs are plain ones)" if model_type in PLAIN else "")
     found = f"Found instead: {', '.join(plain[:8])}" if plain else f"Found instead: {', '.join(list(infos)[:5])}"
     raise NoGatedMLP(what, hint=f"{found}. Gated MLPs have a gate beside up and down projections")
+
+
+def gated_outside_layers(infos: Mapping[str, TensorInfo]) -> list[str]:
+    """Modules that have gate, up and down but no layer's number in their name, such as projectors between towers."""
+    found = []
+    for name in infos:
+        stem, _, leaf = name.removesuffix(".weight").rpartition(".")
+        whole = all(f"{stem}.{part}_proj.weight" in infos for part in ("up", "down"))
+        if leaf == "gate_proj" and whole and locate(name) is None:
+            found.append(stem)
+    return found
 
 
 def _refuse_unnamed(blocks: Blocks, infos: Mapping[str, TensorInfo], model_type: str | None) -> None:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..activations import Activation, activation
-from .families import Family, FusedOrder, Norm, family_option, find_family
+from ..neurons import expert_group
+from .families import family_option, find_family
+from .family import Family, FusedOrder, Norm, Place
+from .places import numbers, pattern
+from .towers import part_of, text_part
+
+_NO_NORM = "no norm stands in front of the MLP, so the scale of its input is not known without text"
 
 
 @dataclass(frozen=True)
@@ -20,6 +26,7 @@ class Options:
         family: take this family's rules, whatever the config says.
         fused_layout: which half of a fused gate-and-up tensor is the gate.
         activation: take this activation, whatever the config says.
+        expert_layout: whether stacked experts are [out, in] ("rows") or [in, out] ("columns").
     """
 
     fold_norm: bool = True
@@ -27,9 +34,7 @@ class Options:
     family: str | None = None
     fused_layout: FusedOrder | None = None
     activation: str | None = None
-
-
-_TEXT_KEYS = ("text_config", "llm_config", "language_config")
+    expert_layout: str | None = None
 
 
 @dataclass(frozen=True)
@@ -39,45 +44,66 @@ class Config:
     values: Mapping[str, Any]
     gguf: bool
 
-    def of(self, tower: str) -> Mapping[str, Any]:
+    def of(self, tower: str, prefix: str = "") -> Mapping[str, Any]:
         """The part about one tower; empty for a stack that no part describes."""
-        if tower in ("text", "mtp"):
-            return self.text
-        nested = self._outer.get(f"{tower}_config")
-        return nested if isinstance(nested, dict) else {}
+        return part_of(self.values, tower, prefix)
 
     @property
     def text(self) -> Mapping[str, Any]:
         """The part about the language model, which may stand at the top."""
-        nested = (self._outer.get(key) for key in _TEXT_KEYS)
-        return next((part for part in nested if isinstance(part, dict)), self._outer)
-
-    @property
-    def _outer(self) -> Mapping[str, Any]:
-        """The part that has a key for every tower."""
-        nested = self.values.get("thinker_config")
-        return nested if isinstance(nested, dict) else self.values
+        return text_part(self.values)
 
     @property
     def model_type(self) -> str | None:
         """`model_type` of the language model, or `general.architecture` of a GGUF file."""
         return _text(self.text.get("model_type")) or _text(self.values.get("model_type"))
 
-    def model_type_of(self, tower: str) -> str | None:
+    def model_type_of(self, tower: str, prefix: str = "") -> str | None:
         """`model_type` of one tower, None where the config does not say."""
-        return self.model_type if tower in ("text", "mtp") else _text(self.of(tower).get("model_type"))
+        named = _text(self.of(tower, prefix).get("model_type"))
+        return named or (self.model_type if tower in ("text", "mtp") else None)
 
-    def family(self, tower: str, named: str | None) -> tuple[str | None, Family | None]:
+    def family(self, tower: str, named: str | None, prefix: str = "") -> tuple[str | None, Family | None]:
         """Name and rules of a tower's family: the user's word about the language model, else the config's."""
-        if named is not None and tower in ("text", "mtp"):
+        if named is not None and tower in ("text", "mtp", "encoder"):
             return named, family_option(named)
-        name = self.model_type_of(tower)
-        family = find_family(name, gguf=self.gguf)
+        name = self.model_type_of(tower, prefix)
+        family = find_family(name, gguf=self.gguf, tower=tower)
+        if (
+            tower in ("vision", "audio")
+            and name == self.values.get("model_type")
+            and name in (family.names if family else ())
+        ):
+            family = None  # the whole model's name, under which the table has its language model
         return (name, family) if family else (None, None)
 
 
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
+
+
+@dataclass(frozen=True)
+class MLPRules:
+    """The decisions for one MLP.
+
+    Attributes:
+        activation: the gate; None where it is not known.
+        norm, post_norm: what feeds the MLP, and what stands on its output; None if nothing is known or nothing does.
+        note: why measures of the neurons' function are missing; None where they are not.
+        multipliers: constants on gate, up and down.
+        known: whether the family is in the table.
+    """
+
+    activation: Activation | None
+    norm: Norm | None
+    post_norm: Norm | None
+    note: str | None
+    multipliers: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    known: bool = True
+
+    def norm_words(self, *, folded: bool) -> str:
+        """The norm in front, for reports."""
+        return _norm_words(self.known, self.norm, folded=folded)
 
 
 @dataclass(frozen=True)
@@ -89,6 +115,8 @@ class TowerRules:
         activation, activation_source: the gate, and where it was read; None with the reason as source.
         norm: what feeds the MLP, None if nothing is known or the stream feeds it as it is.
         post_norm: norm on the MLP's output.
+        part, gguf: the part of the config that describes the stack, and whether it is that of a GGUF file.
+        adjusted: whether the family's changes to the activation apply; not to one that the user named.
     """
 
     name: str | None
@@ -97,6 +125,9 @@ class TowerRules:
     activation_source: str
     norm: Norm | None
     post_norm: Norm | None
+    part: Mapping[str, Any] = field(default_factory=dict)
+    gguf: bool = False
+    adjusted: bool = True
 
     @property
     def scale_note(self) -> str | None:
@@ -104,34 +135,89 @@ class TowerRules:
         if self.family is None:
             return "the family is not in the table, so the norm in front of the MLP is not known"
         if self.norm is None:
-            return "no norm stands in front of the MLP, so the scale of its input is not known without text"
+            return _NO_NORM
         return None
 
     def norm_words(self, *, folded: bool) -> str:
         """The norm in front, for reports."""
+        return _norm_words(self.family is not None, self.norm, folded=folded)
+
+    def at(self, layer: int, block: tuple[str, ...], expert: int | str | None, extras: Iterable[str] = ()) -> MLPRules:
+        """The rules of one MLP.
+
+        Args:
+            layer, block, expert: where it stands.
+            extras: other modules in its block.
+        """
         if self.family is None:
-            return "unknown, not folded"
-        if self.norm is None:
-            return "none in front of the MLP"
-        return f"{self.norm.words}, {'folded' if folded else 'not folded'}"
+            return MLPRules(self.activation, None, None, self.scale_note, known=False)
+        group, act = expert_group(expert), self.activation
+        place = _place(self.family, block, group)
+        norm, post_norm = self.norm, self.post_norm
+        if place is not None:
+            norm, post_norm = (_as_configured(one, self.part, gguf=self.gguf) for one in (place.norm, place.post_norm))
+        norm, post_norm = (_in_block(one, block) if not self.gguf else one for one in (norm, post_norm))
+        if act is not None and self.adjusted and self.family.activation.adjust is not None:
+            act = self.family.activation.adjust(act, self.part, layer, group)
+        known = _own_parts(norm, post_norm, block)
+        others = sorted(name for name in extras if name not in known)
+        reasons = [
+            self.family.missing(self.part, layer, group) if self.family.missing is not None else None,
+            _NO_NORM if norm is None else None,
+            f"the MLP holds {', '.join(others)} besides, which the family's rules do not know" if others else None,
+            _unforeseen(block, expert, place),
+        ]
+        multipliers = self.family.multipliers(self.part) if self.family.multipliers else (1.0, 1.0, 1.0)
+        return MLPRules(act, norm, post_norm, next(filter(None, reasons), None), multipliers)
 
 
-def decide(config: Config, tower: str, options: Options) -> TowerRules:
+def _norm_words(known: bool, norm: Norm | None, *, folded: bool) -> str:
+    if not known:
+        return "unknown, not folded"
+    if norm is None:
+        return "none in front of the MLP"
+    return f"{norm.words}, {'folded' if folded else 'not folded'}"
+
+
+def _place(family: Family, block: tuple[str, ...], group: str) -> Place | None:
+    """What differs there: by the block's name, else by its group."""
+    return family.places.get(".".join(pattern(block)), family.places.get(group))
+
+
+def _in_block(norm: Norm | None, block: tuple[str, ...]) -> Norm | None:
+    return norm if norm is None else replace(norm, tensor=norm.tensor.format(*numbers(block)))
+
+
+def _own_parts(norm: Norm | None, post_norm: Norm | None, block: tuple[str, ...]) -> set[str]:
+    """Norms that stand within the MLP's own block."""
+    paths = [path.split(".") for one in (norm, post_norm) if one is not None for path in one.tensor.split("|")]
+    return {path[-1] for path in paths if tuple(path[:-1]) == block}
+
+
+def _unforeseen(block: tuple[str, ...], expert: int | str | None, place: Place | None) -> str | None:
+    """A layer of several dense MLPs of which the family's rules know one."""
+    if expert_group(expert) == "dense" and expert is not None and place is None:
+        return f"the layer has several MLPs, and the family's rules do not know of {'.'.join(block)}"
+    return None
+
+
+def decide(config: Config, tower: str, options: Options, prefix: str = "") -> TowerRules:
     """The rules of one tower.
 
     Raises:
         UnknownActivation: the config names an activation whose formula is not known here.
     """
-    name, family = config.family(tower, options.family)
-    act, source = _activation(config, config.of(tower), family, options)
+    name, family = config.family(tower, options.family, prefix)
+    part = config.of(tower, prefix)
+    act, source = _activation(config, part, family, options)
     if family is None:
         return TowerRules(None, None, act, source, None, None)
     norm, post_norm = family.norm, family.post_norm
-    part = config.of(tower)
     if family.norm_if_parallel and part.get(family.norm_if_parallel[0]):
         norm = family.norm_if_parallel[1]
     norm, post_norm = (_as_configured(one, part, gguf=config.gguf) for one in (norm, post_norm))
-    return TowerRules(name, family, act, source, norm, post_norm)
+    adjusted = options.activation is None
+    return TowerRules(name, family, act, source, norm, post_norm, part, config.gguf, adjusted)
 
 
 def _as_configured(norm: Norm | None, part: Mapping[str, Any], *, gguf: bool) -> Norm | None:
@@ -153,13 +239,21 @@ def _activation(
     if config.gguf:
         return (activation(rule.gguf), "family rule") if rule.gguf else (None, "the family has no rule for GGUF")
     for key in rule.keys:
-        named = part.get(key)
+        named = lookup(part, key)
         if named is not None:
             renamed = rule.renamed.get(named) if isinstance(named, str) else None
             return (activation(renamed), "family rule") if renamed else (activation(named), f"config {key}")
     if rule.default is not None:
         return activation(rule.default), "family rule"
     return None, f"config has none of {', '.join(rule.keys)}"
+
+
+def lookup(part: Mapping[str, Any], key: str) -> Any:
+    """A value of the config; dots in the key lead into nested parts. None where it is absent."""
+    found: Any = part
+    for step in key.split("."):
+        found = found.get(step) if isinstance(found, dict) else None
+    return found
 
 
 def gguf_config(metadata: Mapping[str, Any], tensors: Iterable[str]) -> dict[str, Any]:

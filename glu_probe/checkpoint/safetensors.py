@@ -22,6 +22,13 @@ from .sniff import file_facts, looks_like, opened, refuse_lfs_pointer, what_to_d
 from .source import TensorInfo
 
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# What quantised weights and their scales are made of.
+STORED = FLOATS | {
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+if hasattr(torch, "float8_e8m0fnu"):  # since torch 2.7
+    STORED["F8_E8M0"] = torch.float8_e8m0fnu
 _BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "C64": 8, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
     "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -49,19 +56,19 @@ class SafetensorsFile:
 
     def read(self, name: str, rows: slice | None = None) -> Tensor:
         """The tensor, or a contiguous range of its rows, in its stored dtype."""
+        self._refuse_other_than(FLOATS, name)
+        return self.stored(name, rows)
+
+    def stored(self, name: str, rows: slice | None = None) -> Tensor:
+        """The same for integers and 8-bit floats too, which mean nothing without what stands beside them."""
         info = self._infos[name]
-        if info.dtype not in FLOATS:
-            raise QuantizedWeights(
-                f"tensor {name!r} is stored as {info.dtype}",
-                where=self.path,
-                hint="Use a checkpoint in float or bfloat16",
-            )
+        self._refuse_other_than(STORED, name)
         shape, offset = list(info.shape), self._starts[name]
         if rows is not None:
             first, last, _ = rows.indices(shape[0])
             offset += first * math.prod(shape[1:]) * _BYTES[info.dtype]
             shape[0] = max(last - first, 0)
-        out = torch.empty(shape, dtype=FLOATS[info.dtype])
+        out = torch.empty(shape, dtype=STORED[info.dtype])
         if not out.numel():
             return out
         target = out.view(-1).view(torch.uint8).numpy()
@@ -69,6 +76,14 @@ class SafetensorsFile:
             file.seek(offset)
             _read_fully(file, target, name, self.path)
         return out
+
+    def _refuse_other_than(self, dtypes: Mapping[str, torch.dtype], name: str) -> None:
+        if self._infos[name].dtype not in dtypes:
+            raise QuantizedWeights(
+                f"tensor {name!r} is stored as {self._infos[name].dtype}",
+                where=self.path,
+                hint="Use a checkpoint in float or bfloat16",
+            )
 
     def provenance(self) -> dict[str, Any]:
         """The file's name, size and modification time."""

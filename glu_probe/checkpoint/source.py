@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from ..errors import IndexMismatch
+from ..errors import GluProbeError, IndexMismatch
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,12 @@ class TensorInfo:
         shape: sizes, outermost first.
         nbytes: stored bytes.
         file: the file that holds it, for messages and provenance.
+        decoded: whether it is stored packed and unpacked when it is read; `dtype` then names the scheme, and `nbytes`
+            are those of all its parts.
+        rows_first: for the experts of a layer in one tensor [E, ...]: True if each is [out, in] as a linear layer's
+            weight, False if [in, out], None if the format does not settle it. Where it does, go by it: shapes cannot
+            tell where d_model and d_mlp are equal.
+        fault: why the packed values that begin with this tensor cannot be read.
     """
 
     name: str
@@ -28,6 +34,9 @@ class TensorInfo:
     shape: tuple[int, ...]
     nbytes: int
     file: str
+    decoded: bool = False
+    rows_first: bool | None = None
+    fault: GluProbeError | None = None
 
 
 class TensorSource(Protocol):
@@ -43,6 +52,14 @@ class TensorSource(Protocol):
 
     def provenance(self) -> dict[str, Any]:
         """What identifies the files: names, sizes, modification times, revision."""
+        ...
+
+
+class StoredSource(TensorSource, Protocol):
+    """A source whose tensors may be the parts of packed ones."""
+
+    def stored(self, name: str, rows: slice | None = None) -> Tensor:
+        """As `read`, but as it stands in the file, packed integers too: for who unpacks them."""
         ...
 
 
@@ -83,6 +100,10 @@ class Shards:
     def read(self, name: str, rows: slice | None = None) -> Tensor:
         """Read from the part that owns the tensor."""
         return self._owner[name].read(name, rows)
+
+    def stored(self, name: str, rows: slice | None = None) -> Tensor:
+        """Read from the part that owns the tensor."""
+        return self._owner[name].stored(name, rows)
 
     def provenance(self) -> dict[str, Any]:
         """The files of all parts."""

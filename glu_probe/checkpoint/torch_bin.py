@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from ..errors import CorruptHeader, NotTorchFile, QuantizedWeights, Truncated, UnsafePickle
+from .safetensors import FLOATS, STORED
 from .sniff import file_facts, looks_like, opened, refuse_lfs_pointer, what_to_do
 from .source import TensorInfo
 
-_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_NAMES = {dtype: name for name, dtype in FLOATS.items()}
+_STORED = {dtype: name for name, dtype in STORED.items()}
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "params", "weights")
 _DEEPEST = 4  # wrappers within wrappers; a pickle may also hold itself
 
@@ -42,7 +44,7 @@ class TorchFile:
         self._infos = {
             name: TensorInfo(
                 name,
-                _NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch.").upper()),
+                _STORED.get(tensor.dtype, str(tensor.dtype).removeprefix("torch.").upper()),
                 tuple(tensor.shape),
                 tensor.numel() * tensor.element_size(),
                 str(path),
@@ -56,9 +58,16 @@ class TorchFile:
 
     def read(self, name: str, rows: slice | None = None) -> Tensor:
         """A copy of the tensor, or of a range of its rows, in its stored dtype."""
+        return self._copy(name, rows, _NAMES)
+
+    def stored(self, name: str, rows: slice | None = None) -> Tensor:
+        """The same for integers and 8-bit floats too, which mean nothing without what stands beside them."""
+        return self._copy(name, rows, _STORED)
+
+    def _copy(self, name: str, rows: slice | None, dtypes: Mapping[torch.dtype, str]) -> Tensor:
         tensor = self._tensors[name]
-        if tensor.dtype not in _NAMES or tensor.layout != torch.strided or tensor.is_meta:
-            kind = tensor.dtype if tensor.dtype not in _NAMES else "metadata only" if tensor.is_meta else tensor.layout
+        if tensor.dtype not in dtypes or tensor.layout != torch.strided or tensor.is_meta:
+            kind = tensor.dtype if tensor.dtype not in dtypes else "metadata only" if tensor.is_meta else tensor.layout
             raise QuantizedWeights(
                 f"tensor {name!r} is stored as {kind}", where=self.path, hint="Use a checkpoint in float or bfloat16"
             )

@@ -240,11 +240,10 @@ def test_a_router_is_never_a_gate(router, tmp_path):
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        ("mlp.experts.gate_up_proj", (3, 20, D_MODEL)),
         ("mlp.experts.w13", (3, 20, D_MODEL)),
-        ("mlp.experts.gate_proj.weight", (3, 10, D_MODEL)),
+        ("mlp.experts.w13_weight", (3, 20, D_MODEL)),
+        ("mlp.experts.one.weight", (3, 10, D_MODEL)),
         ("block_sparse_moe.input_linear.weight", (3, 20, D_MODEL)),
-        ("moe.gate_proj.weight", (3, 10, D_MODEL)),
     ],
 )
 @pytest.mark.parametrize("dense", [False, True])
@@ -263,8 +262,23 @@ def test_stacked_experts_are_not_passed_over(name, shape, dense, tmp_path):
 
 
 def test_some_experts_that_cannot_be_mapped(tmp_path):
+    tensors = expert_tensors() | {"model.layers.1.mlp.experts.w13": torch.ones(3, 20, D_MODEL)}
+    with pytest.raises(NoExpertsMapped, match=r"not all .*layers\.\{\}\.mlp\.experts\.w13"):
+        opened(tmp_path, tensors, expert_config())
+
+
+def test_half_of_the_stacked_experts(tmp_path):
     tensors = expert_tensors() | {"model.layers.1.mlp.experts.gate_up_proj": torch.ones(3, 20, D_MODEL)}
-    with pytest.raises(NoExpertsMapped, match=r"not all .*layers\.\{\}\.mlp\.experts\.gate_up_proj"):
+    with pytest.raises(IncompleteTriple, match=r"down_proj is missing beside .*experts\.gate_up_proj"):
+        opened(tmp_path, tensors, expert_config())
+
+
+def test_experts_twice(tmp_path):
+    tensors = expert_tensors() | {
+        "model.layers.1.mlp.experts.gate_up_proj": torch.ones(3, 20, D_MODEL),
+        "model.layers.1.mlp.experts.down_proj": torch.ones(3, D_MODEL, 10),
+    }
+    with pytest.raises(LayoutUnknown, match="two gated MLPs for expert 0"):
         opened(tmp_path, tensors, expert_config())
 
 
@@ -345,6 +359,10 @@ def test_layers_are_in_natural_order(llama):
         ),
         ("model.embed_tokens.weight", None),
         ("model.experts.0.weight", None),
+        (
+            "model.layers.0.mlp.experts.down_proj_bias",
+            Parameter("model.layers", 0, ("mlp", "experts"), "down_proj", "bias"),
+        ),
     ],
 )
 def test_locate(name, place):
@@ -405,8 +423,16 @@ def test_two_dense_mlps_in_a_layer(tmp_path):
     tensors |= {
         name.replace(".mlp.", ".audio_mlp."): value.clone() for name, value in tensors.items() if ".mlp." in name
     }
-    with pytest.raises(LayoutUnknown, match="two gated MLPs"):
-        opened(tmp_path, tensors)
+    mlp, audio = (opened(tmp_path, tensors).layer(0, expert) for expert in ("mlp", "audio_mlp"))
+    assert (mlp.group, audio.group) == ("dense", "dense")
+    assert torch.equal(mlp.query, audio.query)
+    assert "do not know of audio_mlp" in audio.functional_note()
+
+
+def test_two_dense_mlps_of_one_name(tmp_path):
+    tensors = llama_tensors(layers=1)
+    tensors |= {name.replace(".mlp.", ".block.mlp."): t.clone() for name, t in tensors.items() if ".mlp." in name}
+    assert [s.expert for s in opened(tmp_path, tensors).sites] == ["block.mlp", "mlp"]
 
 
 # -- shapes --------------------------------------------------------------------------------------
@@ -559,14 +585,11 @@ PACKED = {
         "weight": BYTES, "weight__absmax": SCALE, "weight__quant_map": SCALE,
         "weight__quant_state__bitsandbytes__nf4": BYTES,
     },
-    "bitsandbytes 8 bit": {"weight": torch.ones(D_MLP, D_MODEL, dtype=torch.int8), "SCB": SCALE},
     "int8 of the right shape alone": {"weight": torch.ones(D_MLP, D_MODEL, dtype=torch.int8)},
     "1.58 bit": {"weight": torch.ones(D_MLP // 4, D_MODEL, dtype=torch.uint8), "weight_scale": SCALE},
     "hqq": {"W_q": BYTES, "meta": INTS},
     "aqlm": {"codes": INTS, "codebooks": SCALE, "scales": SCALE},
     "quanto": {"weight___data": torch.ones(D_MLP, D_MODEL, dtype=torch.int8), "weight___scale": SCALE},
-    "fp8 blocks": {"weight": FP8, "weight_scale_inv": SCALE},
-    "fp8 tensor": {"weight": FP8, "weight_scale": torch.ones(1)},
     "a scale beside floats": {"weight": torch.ones(D_MLP, D_MODEL), "weight_scale": SCALE},
 }  # fmt: skip
 
@@ -576,17 +599,6 @@ PACKED = {
 def test_packed_weights_are_refused_by_name(scheme, leaf, tmp_path):
     with pytest.raises(QuantizedWeights, match=rf"{leaf}_proj'.*unquantised"):
         opened(tmp_path, replaced(leaf, **PACKED[scheme]))
-
-
-def test_mxfp4_blocks_are_refused(tmp_path):
-    tensors = {
-        "model.layers.0.mlp.experts.gate_up_proj_blocks": torch.ones(3, 48, 1, 16, dtype=torch.uint8),
-        "model.layers.0.mlp.experts.gate_up_proj_scales": torch.ones(3, 48, 1, dtype=torch.uint8),
-        "model.layers.0.mlp.experts.down_proj_blocks": torch.ones(3, 16, 1, 16, dtype=torch.uint8),
-        "model.layers.0.mlp.experts.down_proj_scales": torch.ones(3, 16, 1, dtype=torch.uint8),
-    }
-    with pytest.raises(QuantizedWeights, match="MXFP4"):
-        opened(tmp_path, tensors, expert_config())
 
 
 def test_packed_names_of_a_family_are_refused(tmp_path):
@@ -645,8 +657,8 @@ def test_a_gate_behind_another_module_is_not_called_plain(tmp_path):
 def test_a_torch_file_of_packed_weights(tmp_path):
     path = tmp_path / "m"
     path.mkdir()
-    torch.save(replaced("gate", **PACKED["bitsandbytes 8 bit"]), path / "pytorch_model.bin")
-    with pytest.raises(QuantizedWeights, match="bitsandbytes"):
+    torch.save(replaced("gate", **PACKED["gptq"]), path / "pytorch_model.bin")
+    with pytest.raises(QuantizedWeights, match="GPTQ or AWQ"):
         gp.open_checkpoint(path)
 
 

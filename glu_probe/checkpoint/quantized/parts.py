@@ -1,0 +1,117 @@
+"""What decoders of packed weights share: the scheme that the config names, the stored parts, and the weight they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from ...errors import IncompleteTriple, QuantizedWeights, ShapeMismatch
+from ..source import StoredSource, TensorInfo
+
+UNQUANTISED = "Use the unquantised checkpoint"
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How the config says that weights are packed.
+
+    Attributes:
+        method: its `quant_method`, None where it does not say.
+        settings: the rest.
+    """
+
+    method: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def scheme_of(config: Mapping[str, Any]) -> Scheme:
+    """The scheme of a model's config, which may stand in its text part."""
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, Mapping) else {}):
+        for key in ("quantization_config", "compression_config"):
+            settings = part.get(key)
+            if isinstance(settings, Mapping) and settings:
+                method = settings.get("quant_method")
+                if method is None and (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
+                    method = "bitsandbytes"  # whose older versions did not say
+                return Scheme(method if isinstance(method, str) else None, settings)
+    return Scheme()
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A weight that is stored in parts.
+
+    Attributes:
+        name: what it would be called unpacked.
+        scheme: in words.
+        shape: unpacked.
+        parts: names of the stored tensors that it takes the place of.
+        rows: makes a range of its rows.
+        rows_first: as in `TensorInfo`.
+    """
+
+    name: str
+    scheme: str
+    shape: tuple[int, ...]
+    parts: tuple[str, ...]
+    rows: Callable[[int, int], Tensor]
+    rows_first: bool | None = None
+
+
+class Parts:
+    """The stored tensors of a source."""
+
+    def __init__(self, source: StoredSource) -> None:
+        self.infos: Mapping[str, TensorInfo] = source.infos()
+        self._source = source
+        self._held: tuple[tuple[str, ...], tuple[Tensor, ...]] = ((), ())
+
+    def whole(self, name: str) -> Tensor:
+        """All of a tensor as it is stored."""
+        return self._source.stored(name)
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """A range of its rows as they are stored."""
+        return self._source.stored(name, slice(start, stop))
+
+    def held(self, *names: str) -> tuple[Tensor, ...]:
+        """All of some tensors, kept until others are asked for.
+
+        For formats of which every row of the weight lies scattered over the whole: a weight is read in some ten ranges
+        of its rows, and these would each read all of it.
+        """
+        held = self._held
+        if held[0] != names:
+            held = self._held = (names, tuple(map(self.whole, names)))
+        return held[1]
+
+    def info(self, name: str, beside: str) -> TensorInfo:
+        """A part's facts.
+
+        Raises:
+            IncompleteTriple: it is absent.
+        """
+        if name not in self.infos:
+            raise IncompleteTriple(
+                f"{name!r}, without which {beside!r} means nothing, is missing",
+                where=self.infos[beside].file,
+                hint="The checkpoint is incomplete: a shard may be missing, or the save went wrong",
+            )
+        return self.infos[name]
+
+    def misfit(self, name: str, beside: str, expected: str) -> ShapeMismatch:
+        """For a part whose shape does not go with the weight's."""
+        found, whole = self.infos[name], self.infos[beside]
+        return ShapeMismatch(
+            f"{name!r} is {list(found.shape)}, which does not go with {beside!r} {list(whole.shape)}",
+            where=found.file,
+            hint=f"Expected {expected}: the file is damaged, or its config is of another model",
+        )
+
+    def refused(self, name: str, what: str) -> QuantizedWeights:
+        """For a weight whose scheme has a form that is not decoded here."""
+        return QuantizedWeights(f"{name!r} {what}", where=self.infos[name].file, hint=UNQUANTISED)
