@@ -59,7 +59,8 @@ class MLPForm(nn.Module):
             device, dtype: of the parameters.
 
         Raises:
-            BadOption: a size that is not a whole number of at least 1. UnknownActivation.
+            BadOption: a size that is not a whole number of at least 1, or an activation with a function of the up branch.
+            UnknownActivation.
         """
         super().__init__()
         self._build({"d_model": d_model, "d_mlp": d_mlp}, activation, bias, device, dtype)
@@ -70,6 +71,11 @@ class MLPForm(nn.Module):
                 raise BadOption(f"{name} is {size!r}", hint="Give a whole number of at least 1")
         self.sizes = dict(sizes)
         self.activation = activation(act)
+        if self.activation.up is not None:
+            raise BadOption(
+                f"{self.activation.name} makes {self.activation.up_formula} of the up branch",
+                hint="The forms take one scalar nonlinearity; `GatedLayer.forward` computes such neurons",
+            )
         for name, axes in self.axes.items():
             if name.endswith("_bias") and not bias:
                 self.register_parameter(name, None)

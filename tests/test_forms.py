@@ -529,3 +529,15 @@ def test_unknown_activations_are_refused():
         GatedMLP(2, 3, "foo")
     with pytest.raises(UnknownActivation, match="'foo'"):
         GatedMLP.from_factors("foo", **random_form(GatedMLP).factors)
+
+
+def test_gates_that_act_on_the_up_branch_too_are_refused():
+    """A form would drop that part, and a layer of gpt-oss would become another function without a word."""
+    from glu_probe.activations import limited
+
+    act = limited(gp.activation("silu"), 7.0, up_offset=1.0)
+    with pytest.raises(BadOption, match="of the up branch"):
+        GatedMLP(2, 3, act)
+    layer = gp.GatedLayer(*torch.randn(3, 4, 5), act)
+    with pytest.raises(BadOption, match="of the up branch"):
+        gp.conversions.layer_to_gated(layer)
