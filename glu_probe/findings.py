@@ -158,7 +158,7 @@ def _shared_subspace(layers: pd.DataFrame) -> str:
     if overlap.notna().any():
         text.append(
             f"As whole matrices, gate and up have an overlap of {_span(overlap, '.2f')}, where 1 is the same subspace read with "
-            f"the same weights and a random rotation of one against the other leaves {_span(null, '.2f')}."
+            f"the same weights and a random rotation of one of them would leave {_span(null, '.2f')}."
         )
     if tensor.notna().any():
         text.append(

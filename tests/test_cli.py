@@ -81,7 +81,7 @@ def test_report_and_plot(run, llama, tmp_path):
     assert code == 0
     assert "report.html" in out
     assert err == ""  # no progress bar where there is no terminal
-    assert len(list((out_dir / "figures").glob("*.png"))) == 11
+    assert len(list((out_dir / "figures").glob("*.png"))) == 12
     provenance = json.loads((out_dir / "provenance.json").read_text())
     assert provenance["layers"] == [0, 1, 2, 3]
     for entry in (out_dir / "figures").iterdir():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import glu_probe as gp
 from glu_probe.checkpoint.families import FAMILIES, PLAIN
 from glu_probe.family_table import COMMAND, markdown, renewed
 
@@ -73,3 +76,23 @@ def test_the_command_renews_a_stale_file(tmp_path):
 def test_a_file_without_the_marks_is_not_touched():
     with pytest.raises(ValueError, match="has no <!-- families"):
         renewed("# something else\n")
+
+
+def test_the_registered_family_of_readme_works(tmp_path, monkeypatch):
+    """The example as it stands there, on a checkpoint of that family."""
+    import json
+
+    from glu_probe.checkpoint import families
+
+    monkeypatch.setattr(families, "_REGISTERED", {})
+    monkeypatch.setattr(families, "_BY_NAME", dict(families._BY_NAME))
+    truth = gp.testing.write_tiny_checkpoint("lfm2", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "my_model", "hidden_act": "silu"}))
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.S)
+    example = next(block for block in blocks if "register_family" in block).replace("path/to/my_model", str(tmp_path))
+    scope = {"gp": gp}
+    exec(example, scope)
+    assert scope["report"].layers["exchange_asymmetry_mean"].notna().all()
+    layer = gp.open_checkpoint(tmp_path, fold_norm=False).layer(0)
+    torch.testing.assert_close(layer.query, truth[0].query.float())

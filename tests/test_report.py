@@ -59,7 +59,7 @@ def test_provenance_is_strict_json_and_says_what_was_assumed(report, tmp_path):
 
 def test_page_is_self_contained(report):
     page = report.to_html()
-    assert page.count("data:image/png;base64,") == 11
+    assert page.count("data:image/png;base64,") == 12
     for reference in ("http://", "https://", 'src="/', "<link", "@import"):
         assert reference not in page
     for sentence in report.findings:
