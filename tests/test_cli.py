@@ -87,7 +87,7 @@ def test_report_and_plot(run, llama, tmp_path):
     for entry in (out_dir / "figures").iterdir():
         entry.unlink()
     assert run("plot", out_dir)[0] == 0
-    assert len(list((out_dir / "figures").glob("*.png"))) == 11
+    assert len(list((out_dir / "figures").glob("*.png"))) == 12
 
 
 def test_report_options_are_heeded(run, llama, tmp_path):
