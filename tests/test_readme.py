@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
@@ -96,3 +97,14 @@ def test_the_registered_family_of_readme_works(tmp_path, monkeypatch):
     assert scope["report"].layers["exchange_asymmetry_mean"].notna().all()
     layer = gp.open_checkpoint(tmp_path, fold_norm=False).layer(0)
     torch.testing.assert_close(layer.query, truth[0].query.float())
+
+
+def test_the_contrasts_of_readme_are_those_of_the_analysis():
+    """Every difference that is quoted stands in the table that the analysis wrote."""
+    root = README.parent
+    table = pd.read_csv(root / "analyses" / "results" / "train_forms" / "contrasts.csv")
+    written = {f"{row.difference:+.3f} ± {row.interval:.3f}".replace("-", "−") for row in table.itertuples()}
+    section = README.read_text(encoding="utf-8").split("## Does breaking the symmetry help?")[1].split("\n## ")[0]
+    quoted = re.findall(r"[+−]\d\.\d{3} ± \d\.\d{3}", section)
+    assert len(quoted) == 5
+    assert {*quoted} <= written
