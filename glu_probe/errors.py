@@ -191,3 +191,22 @@ class CannotWrite(GluProbeError):
 
 class NoReport(GluProbeError):
     """A directory holds no saved report, or an incomplete one."""
+
+
+# -- texts and tokens ----------------------------------------------------------------------------
+
+
+class TextUnreadable(GluProbeError):
+    """What was given as text is not text, or cannot be read."""
+
+
+class TextTooShort(GluProbeError):
+    """There is no text, or too few tokens of it."""
+
+
+class NoTokenizer(GluProbeError):
+    """The model comes without a tokenizer, or with one that cannot be loaded."""
+
+
+class MissingLibrary(GluProbeError):
+    """An optional library that this needs is not installed."""
