@@ -193,6 +193,21 @@ class NoReport(GluProbeError):
     """A directory holds no saved report, or an incomplete one."""
 
 
+# -- running on text -----------------------------------------------------------------------------
+
+
+class NotRunnable(UnsupportedModel):
+    """The model cannot be run, or its MLPs cannot be listened to."""
+
+
+class FactorsDisagree(UnsupportedModel):
+    """What the factors compute is not what the model computes."""
+
+
+class ModelTooLarge(GluProbeError):
+    """The model does not fit into memory."""
+
+
 # -- texts and tokens ----------------------------------------------------------------------------
 
 

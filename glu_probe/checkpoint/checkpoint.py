@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -115,6 +116,11 @@ class Checkpoint:
     def with_options(self, **changes: Any) -> Checkpoint:
         """The same files, read with some of `Options` changed."""
         return Checkpoint(self.ref, self.name, self._opened, replace(self.options, **changes))
+
+    @property
+    def parameter_count(self) -> int:
+        """Number of values in all tensors of the files."""
+        return sum(math.prod(info.shape) for info in self._source.infos().values())
 
     @property
     def layers_present(self) -> dict[str, list[int]]:
