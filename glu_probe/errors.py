@@ -178,8 +178,8 @@ class QuantizedWeights(UnsupportedModel):
     """Weights are packed by a scheme that is not decoded here."""
 
 
-class MissingLibrary(QuantizedWeights):
-    """Weights are packed by a scheme whose own library decodes it, and that library is not installed."""
+class MissingLibrary(UnsupportedModel):
+    """An optional library that this needs is not installed; the message has the pip line."""
 
 
 # -- results ------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ class NoReport(GluProbeError):
     """A directory holds no saved report, or an incomplete one."""
 
 
-# -- running on text -----------------------------------------------------------------------------
+# -- texts, and models that run them --------------------------------------------------------------
 
 
 class NotRunnable(UnsupportedModel):
@@ -208,9 +208,6 @@ class ModelTooLarge(GluProbeError):
     """The model does not fit into memory."""
 
 
-# -- texts and tokens ----------------------------------------------------------------------------
-
-
 class TextUnreadable(GluProbeError):
     """What was given as text is not text, or cannot be read."""
 
@@ -221,7 +218,3 @@ class TextTooShort(GluProbeError):
 
 class NoTokenizer(GluProbeError):
     """The model comes without a tokenizer, or with one that cannot be loaded."""
-
-
-class MissingLibrary(GluProbeError):
-    """An optional library that this needs is not installed."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..activations import Activation
 from ..errors import BadOption, ShapeMismatch
 from ..neurons import GatedLayer
 from .factors import FactorReader
@@ -285,6 +286,10 @@ class Checkpoint:
             if known
             else f"There are the stacks {', '.join(sorted(towers))}",
         )
+
+    def activation_of(self, site: Site) -> Activation | None:
+        """The gate of one MLP; None where it is not known."""
+        return self._reader.rules(site, self._rules[site.tower]).activation
 
     def load(self, site: Site, room: Room = fresh) -> GatedLayer:
         """Read one MLP and make its factors."""

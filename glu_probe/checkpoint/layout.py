@@ -38,7 +38,7 @@ _MTP_PARTS = {"eh_proj", "enorm", "hnorm", "shared_head", "nextn"}
 _GROUPS = ("dense", "routed", "shared")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Site:
     """One gated MLP in the file.
 

@@ -96,9 +96,7 @@ def probe_text(
         else LanguageModel.wrap(module, checkpoint, tokenizer=tokenizer, device=device)
     )
     chosen = select_layers(layers, checkpoint.layers_present["text"])
-    sites = [site for site in runner.heard(chosen) if checkpoint.rules_of(site).activation is not None]
-    if not sites:
-        raise BadOption("the activation of these layers is not known", hint="Name it with activation= (--activation)")
+    sites = runner.heard(chosen)
     agreement = runner.check(sequences.sequences[0][None], sites)
     report = probe(checkpoint, layers=layers) if report is None else report
     measured = _measure(runner, sites, sequences, first_position=first_position, progress=progress)
@@ -136,35 +134,36 @@ def _measure(
     def find_gauge(site: Site, a: torch.Tensor, b: torch.Tensor) -> None:
         gauges[site].update(_flat(a, first), _flat(b, first))
 
-    batches = list(tokens.batches(_BATCH_TOKENS))
-    sampled = [(indices[::_GAUGE_SHARE], ids[::_GAUGE_SHARE]) for indices, ids in batches]
-    steps = iter(progress([*(("gauge", *batch) for batch in sampled), *(("sums", *batch) for batch in batches)]))
-    count, output_every = len(tokens.sequences), max(1, round(tokens.n_tokens / _OUTPUT_TOKENS))
+    some, count = (
+        tokens.split_every(_GAUGE_SHARE)[1] if len(tokens.sequences) >= _GAUGE_SHARE else tokens,
+        len(tokens.sequences),
+    )
+    steps = [("gauge", batch) for batch in some.batches(_BATCH_TOKENS)]
+    steps += [("sums", batch) for batch in tokens.batches(_BATCH_TOKENS)]
+    output_every = max(1, round(tokens.n_tokens / _OUTPUT_TOKENS))
     moments: dict[Site, _Measured] = {}
-    for phase, indices, ids in steps:
+    for phase, (indices, ids) in progress(steps):
         if phase == "gauge":
             runner.listen(ids, sites, find_gauge)
             continue
         if not moments:
             for site in sites:
-                act, gauge = checkpoint_activation(runner, site), gauges[site].gauge()
-                moments[site] = _Measured(NeuronMoments(act, gauge), OutputMoments(act, gauge))
+                act, gauge = runner.checkpoint.activation_of(site), gauges[site].gauge()
+                moments[site] = _Measured(
+                    NeuronMoments(act, gauge), OutputMoments(act, gauge, runner.value(site).float())
+                )
 
         def add(site: Site, a: torch.Tensor, b: torch.Tensor, indices: list[int] = indices) -> None:
             for row, index in enumerate(indices):
+                # contiguous groups: neighbouring sequences are of one document, and depend on each other
                 group = index * GROUPS // count
                 one = _flat(a[row : row + 1], first), _flat(b[row : row + 1], first)
                 moments[site].neurons.update(*one, group)
                 if index % output_every == 0:
-                    moments[site].outputs.update(*one, runner.value(site), group)
+                    moments[site].outputs.update(*one, group)
 
         runner.listen(ids, sites, add)
     return moments
-
-
-def checkpoint_activation(runner: LanguageModel, site: Site) -> Any:
-    """The gate of an MLP."""
-    return runner.checkpoint.rules_of(site).activation
 
 
 def _flat(branch: torch.Tensor, first: int) -> torch.Tensor:
@@ -196,12 +195,12 @@ def _join_neurons(frame: pd.DataFrame, measured: dict[Site, _Measured]) -> pd.Da
         for name in OWN:
             put(f"{name}_text", where, values[name])
         put("output_energy_text", where, values["energy"] * frame["value_norm"].to_numpy(dtype=float)[where] ** 2)
-    return pd.concat([frame, pd.DataFrame({name: as_stored(v) for name, v in columns.items()}, index=frame.index)], axis=1)
+    return pd.concat(
+        [frame, pd.DataFrame({name: as_stored(v) for name, v in columns.items()}, index=frame.index)], axis=1
+    )
 
 
-def _join_layers(
-    layers: pd.DataFrame, neurons: pd.DataFrame, measured: dict[Site, _Measured]
-) -> pd.DataFrame:
+def _join_layers(layers: pd.DataFrame, neurons: pd.DataFrame, measured: dict[Site, _Measured]) -> pd.DataFrame:
     """Means over the neurons of each row's MLPs, and the asymmetries of their outputs."""
     by_row: dict[tuple, list[Site]] = {}
     for site in measured:

@@ -9,6 +9,7 @@ MLP's output.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -204,9 +205,7 @@ class LanguageModel:
             expected = {"a": a, "b": b}
             if layer.activation is not None:
                 expected |= {"S(a) b": layer.coefficients(x.to(a.dtype)), "output": layer.forward(x.to(a.dtype))}
-            differences = {
-                what: _relative(held[what].float().cpu(), value.float()) for what, value in expected.items()
-            }
+            differences = {what: _relative(held[what].float().cpu(), value.float()) for what, value in expected.items()}
             worst = max(differences, key=differences.get)
             found[site] = differences[worst]
             if not found[site] < _TOLERANCE[self.dtype]:
@@ -278,7 +277,8 @@ def _quiet():
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with contextlib.redirect_stderr(io.StringIO()):  # bars that ask no one
+            yield
     finally:
         logging.set_verbosity(before)
         if bars:

@@ -176,20 +176,29 @@ class OutputMoments(_Grouped):
 
     names = ("plain", "swapped", "swapped_gap", "rescaled", "rescaled_gap")
 
-    def __init__(self, act: Activation, gauge: Float[Tensor, " d_mlp"], groups: int = GROUPS) -> None:
-        """Of a layer with this gate, b in this gauge."""
+    def __init__(
+        self,
+        act: Activation,
+        gauge: Float[Tensor, " d_mlp"],
+        value: Float[Tensor, "d_mlp d_model"],
+        groups: int = GROUPS,
+    ) -> None:
+        """Of a layer with this gate and these values, as the model has them; b is multiplied by `gauge`, they divided."""
         super().__init__((), groups)
-        self._act, self._gauge = act, gauge
+        self._act, self._gauge, self._value = act, gauge, value
 
-    def update(self, a: Branch, b: Branch, value: Float[Tensor, "d_mlp d_model"], group: int) -> None:
-        """Add tokens; value as the model has it, without the gauge."""
-        gauge = self._gauge.to(a)
+    def update(self, a: Branch, b: Branch, group: int) -> None:
+        """Add tokens of sequences that belong to that group; a and b as the model computes them."""
+        gauge, act = self._gauge.to(a), self._act
         b = b * gauge
-        act, value = self._act, value / gauge[:, None]
-        plain = (act(a) * b) @ value
+
+        def output(coefficients: Branch) -> Tensor:
+            return (coefficients / gauge) @ self._value
+
+        plain = output(act(a) * b)
         sums = {"plain": plain.square().sum().double().cpu()}
         for name, coefficients in (("swapped", act(b) * a), ("rescaled", act(RESCALE * a) * b / RESCALE)):
-            changed = coefficients @ value
+            changed = output(coefficients)
             sums[name] = changed.square().sum().double().cpu()
             sums[f"{name}_gap"] = (plain - changed).square().sum().double().cpu()
         self._add(group, sums, len(a))
