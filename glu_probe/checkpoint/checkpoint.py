@@ -18,7 +18,7 @@ from .layout import Reading, Site, config_width, find_sites
 from .memory import Room, fresh
 from .quantized.parts import scheme_of
 from .ref import parse_ref
-from .rules import Config, Options, TowerRules, decide, gguf_config
+from .rules import Config, MLPRules, Options, TowerRules, decide, gguf_config
 from .source import TensorSource
 
 if TYPE_CHECKING:
@@ -287,9 +287,13 @@ class Checkpoint:
             else f"There are the stacks {', '.join(sorted(towers))}",
         )
 
+    def rules_of(self, site: Site) -> MLPRules:
+        """What was decided for one MLP: its gate, the norms around it, constants."""
+        return self._reader.rules(site, self._rules[site.tower])
+
     def activation_of(self, site: Site) -> Activation | None:
         """The gate of one MLP; None where it is not known."""
-        return self._reader.rules(site, self._rules[site.tower]).activation
+        return self.rules_of(site).activation
 
     def load(self, site: Site, room: Room = fresh) -> GatedLayer:
         """Read one MLP and make its factors."""

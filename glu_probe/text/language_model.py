@@ -8,13 +8,9 @@ MLP's output.
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
+import copy
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,28 +19,18 @@ from torch import Tensor
 
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.layout import Site
-from ..checkpoint.ref import parse_ref
-from ..errors import BadOption, FactorsDisagree, ModelTooLarge, NotRunnable
+from ..errors import BadOption, FactorsDisagree, NotRunnable, NoTokenizer
+from .hooks import Listener, feeding_norm, listener_of, normalised
+from .loading import first_line, load_model, quiet
 
 Branch = Float[Tensor, "batch position d_mlp"]
-# Gets an MLP, its pre-activations a and b, and nothing back.
+# Gets an MLP, its pre-activations a and b, and gives nothing back.
 Receive = Callable[[Site, Branch, Branch], None]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 _CHECKED = 64  # tokens of the check
-
-
-@dataclass(frozen=True)
-class Listener:
-    """Hook names of one MLP: what it reads (with and without the norm's gain), a, b, S(a) b and its output."""
-
-    reads: str
-    normalised: str | None
-    gate: str
-    up: str
-    product: str
-    output: str
+_INNER = "_original_component"
 
 
 class LanguageModel:
@@ -54,20 +40,29 @@ class LanguageModel:
         bridge: the TransformerBridge.
         checkpoint: the factors.
         tokenizer: a transformers tokenizer, or None.
-        skipped: why MLPs of the checkpoint cannot be listened to, by name.
+        listeners: hook names by MLP.
+        skipped: MLPs of the checkpoint that cannot be measured on text, and why.
     """
 
     def __init__(self, bridge: Any, checkpoint: Checkpoint, tokenizer: Any = None) -> None:
         self.bridge, self.checkpoint, self.tokenizer = bridge, checkpoint, tokenizer
         hooks = set(bridge.hook_dict)
         self.listeners: dict[Site, Listener] = {}
-        self.skipped: dict[str, str] = {}
+        self.skipped: dict[Site, str] = {}
+        self._restore: list[Callable[[], object]] = []
         for site in checkpoint.sites:
-            listener = _listener(site, hooks)
-            if isinstance(listener, Listener):
-                self.listeners[site] = listener
+            rules = checkpoint.rules_of(site)
+            listener = listener_of(site, hooks, rules.multipliers)
+            if isinstance(listener, str):
+                self.skipped[site] = listener
+            elif rules.activation is None:
+                self.skipped[site] = "the activation is not known (name it with `activation=`, `--activation`)"
+            elif rules.activation.up is not None:
+                self.skipped[site] = (
+                    f"the up branch acts as {rules.activation.up_formula}, and the theory is that of neurons linear in it"
+                )
             else:
-                self.skipped[f"{site.tower} {site.where}"] = listener
+                self.listeners[site] = listener
 
     @classmethod
     def load(
@@ -79,55 +74,71 @@ class LanguageModel:
             checkpoint: of a directory, a hub repository or a GGUF file; its code is never run.
             device: where to run.
             dtype: "float32" or "bfloat16".
-            tokenizer: to go with it; loaded elsewhere.
+            tokenizer: to go with it; see `load_tokenizer`.
 
         Raises:
             ModelTooLarge: its parameters do not fit into memory.
-            NotRunnable: transformers or TransformerLens cannot build it.
+            NotRunnable: transformers or TransformerLens cannot build it, or there is no such device.
+            BadOption: there is no such dtype.
         """
         if dtype not in DTYPES:
             raise BadOption(f"dtype is {dtype!r}", hint=f"Use {' or '.join(DTYPES)}")
-        _refuse_too_large(checkpoint, DTYPES[dtype], device)
-        model = _from_transformers(checkpoint, DTYPES[dtype])
-        return cls.wrap(model.to(device), checkpoint, tokenizer=tokenizer, device=device)
+        return cls.wrap(load_model(checkpoint, DTYPES[dtype], device), checkpoint, tokenizer=tokenizer)
 
     @classmethod
-    def wrap(cls, model: Any, checkpoint: Checkpoint, *, tokenizer: Any = None, device: str = "cpu") -> LanguageModel:
-        """A model that is in memory already: a TransformerBridge, or a transformers model, which is wrapped in place.
+    def wrap(cls, model: Any, checkpoint: Checkpoint, *, tokenizer: Any = None) -> LanguageModel:
+        """A model that is in memory already: a TransformerBridge, or a transformers model, where it is.
+
+        A transformers model is changed in place: its modules get hooks. `release` takes them off again.
 
         Raises:
+            NoTokenizer: there is none for a transformers model.
             NotRunnable: TransformerLens does not know its architecture.
             FactorsDisagree: wrapped, its logits are not what they were before.
         """
         from transformer_lens.model_bridge import TransformerBridge
 
         if isinstance(model, TransformerBridge):
-            return cls(model, checkpoint, tokenizer)
-        model.eval()
-        if hasattr(model, "set_attn_implementation"):
-            model.set_attn_implementation("eager")
+            return cls(model, checkpoint, tokenizer or model.tokenizer)
+        if tokenizer is None:
+            raise NoTokenizer("a model in memory comes without its tokenizer", hint="Give it with tokenizer=")
+        restore = _prepare(model)
+        device = str(next(model.parameters()).device)
         probe = torch.arange(1, 9, device=device)[None] % model.config.get_text_config().vocab_size
-        with torch.inference_mode():
-            before = model(probe).logits
         try:
-            with _quiet():
+            with torch.inference_mode():
+                before = model(probe).logits
+            with quiet():
                 bridge = TransformerBridge.boot_transformers(
-                    checkpoint.name, hf_model=model, tokenizer=tokenizer, device=device
+                    checkpoint.name, hf_model=model, tokenizer=_for_bridge(tokenizer), device=device, dtype=model.dtype
                 )
         except Exception as error:  # whatever it raises for an architecture that it does not know
+            _undo(restore)
+            known = "supported architecture" not in str(error)
             raise NotRunnable(
-                f"TransformerLens cannot wrap this model: {_first_line(error)}", where=checkpoint.name
+                f"TransformerLens cannot wrap it: {first_line(error)}"
+                if known
+                else f"TransformerLens has no bridge for {type(model).__name__}",
+                where=checkpoint.name,
+                hint="Its weights alone can be measured: `glu-probe report`",
             ) from None
+        out = cls(bridge, checkpoint, tokenizer)
+        out._restore = restore
         with torch.inference_mode():
             after = bridge(probe, return_type="logits", prepend_bos=False)
         difference = _relative(after.float(), before.float())
         if not difference < _TOLERANCE[before.dtype]:
+            out.release()
             raise FactorsDisagree(
                 f"in TransformerLens the model's logits differ from transformers' by {difference:.1e}",
                 where=checkpoint.name,
                 hint="Its bridge for this architecture is wrong; nothing measured through it would be right",
             )
-        return cls(bridge, checkpoint, tokenizer)
+        return out
+
+    def release(self) -> None:
+        """Give a transformers model back as it was before `wrap`; this object is of no use afterwards."""
+        _undo(self._restore)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -139,18 +150,28 @@ class LanguageModel:
         """Where it runs."""
         return next(self.bridge.parameters()).device
 
-    def heard(self, layers: Sequence[int] | None = None) -> list[Site]:
+    @property
+    def left_out(self) -> dict[str, list[str]]:
+        """MLPs that cannot be measured on text, by reason."""
+        found: dict[str, list[str]] = {}
+        for site, reason in self.skipped.items():
+            found.setdefault(reason, []).append(f"{site.tower} {site.where}")
+        return found
+
+    def heard(self, layers: Iterable[int] | None = None) -> list[Site]:
         """The MLPs that can be listened to, in order.
 
         Raises:
             NotRunnable: there is none in these layers; the message says why.
         """
-        sites = [site for site in self.listeners if layers is None or site.layer in layers]
+        chosen = None if layers is None else set(layers)
+        sites = [site for site in self.listeners if chosen is None or site.layer in chosen]
         if not sites:
-            reasons = dict.fromkeys(self.skipped.values())
+            reasons = dict.fromkeys(r for s, r in self.skipped.items() if chosen is None or s.layer in chosen)
             raise NotRunnable(
                 f"no gated MLP of these layers can be listened to: {'; '.join(reasons) or 'there is none'}",
                 where=self.checkpoint.name,
+                hint="Their weights alone can be measured: `glu-probe report`",
             )
         return sites
 
@@ -169,14 +190,16 @@ class LanguageModel:
         def keep(tensor: Tensor, hook: Any, *, place: str) -> None:
             gates[place] = tensor
 
-        def hand_over(tensor: Tensor, hook: Any, *, site: Site, place: str) -> None:
-            receive(site, gates.pop(place), tensor)
+        def hand_over(tensor: Tensor, hook: Any, *, site: Site, listener: Listener) -> None:
+            on_a, on_b, _ = listener.multipliers
+            a, b = (branch.reshape(*ids.shape, -1) for branch in (gates.pop(listener.gate), tensor))
+            receive(site, a if on_a == 1 else a * on_a, b if on_b == 1 else b * on_b)
 
         hooks = []
         for site in sites:
             listener = self.listeners[site]
             hooks.append((listener.gate, partial(keep, place=listener.gate)))
-            hooks.append((listener.up, partial(hand_over, site=site, place=listener.gate)))
+            hooks.append((listener.up, partial(hand_over, site=site, listener=listener)))
         self._run(ids, hooks, stop=max(site.layer for site in sites) + 1)
 
     def check(self, ids: Int[Tensor, "batch position"], sites: Iterable[Site]) -> dict[Site, float]:
@@ -184,77 +207,86 @@ class LanguageModel:
 
         Args:
             ids: a few tokens; the first 64 positions of the first sequence are used.
-            sites: the MLPs to check; the factors of each are read once.
+            sites: the MLPs to check; the factors of each are read once, one at a time.
 
         Raises:
-            FactorsDisagree: a difference is larger than rounding explains.
+            FactorsDisagree: a difference is larger than rounding explains, or the MLP reads another norm than they say.
         """
-        ids, found = ids[:1, :_CHECKED], {}
+        sites, found = list(sites), {}
+        # the norm on the output stands behind the hooks
+        reader = (
+            self.checkpoint.with_options(fold_post_norm=False)
+            if self.checkpoint.options.fold_post_norm
+            else self.checkpoint
+        )
+        held: dict[str, Tensor] = {}
+
+        def keep(tensor: Any, hook: Any, *, name: str) -> None:
+            if isinstance(tensor, Tensor):
+                held[name] = tensor.clone()
+
+        def compare(tensor: Tensor, hook: Any, *, site: Site) -> None:
+            found[site] = self._difference(site, reader, held | {self.listeners[site].output: tensor})
+
+        hooks, wanted = [], {}
         for site in sites:
-            listener, held = self.listeners[site], {}
-            layer = self.checkpoint.load(site)
-            folded = self.checkpoint.options.fold_norm and listener.normalised is not None
-            names = {
-                "x": listener.normalised if folded and "norm" in layer.sources else listener.reads,
-                "a": listener.gate, "b": listener.up, "S(a) b": listener.product, "output": listener.output,
-            }  # fmt: skip
-            hooks = [(name, partial(_store, held=held, what=what)) for what, name in names.items()]
-            self._run(ids, hooks, stop=site.layer + 1)
-            x = held.pop("x").float().cpu()
-            a, b = layer.preactivations(x.to(layer.query.dtype))
-            expected = {"a": a, "b": b}
-            if layer.activation is not None:
-                expected |= {"S(a) b": layer.coefficients(x.to(a.dtype)), "output": layer.forward(x.to(a.dtype))}
-            differences = {what: _relative(held[what].float().cpu(), value.float()) for what, value in expected.items()}
-            worst = max(differences, key=differences.get)
-            found[site] = differences[worst]
-            if not found[site] < _TOLERANCE[self.dtype]:
-                raise FactorsDisagree(
-                    f"{worst} from the factors differs from the model's own by {found[site]:.1e} of its size",
-                    where=f"{self.checkpoint.name}, {site.where}",
-                    hint="The checkpoint is read with the wrong rules (see `glu-probe inspect`), or the model in memory "
-                    "is not the one on disk",
-                )
+            listener = self.listeners[site]
+            names = [f"{norm}.{end}" for norm in listener.norms for end in ("hook_in", "hook_out")]
+            for name in (*names, listener.reads, listener.gate, listener.up, listener.product):
+                wanted[name] = partial(keep, name=name)
+            hooks.append((listener.output, partial(compare, site=site)))
+        # what is kept first: a shared expert's hooks fire within its block's
+        self._run(ids[:1, :_CHECKED], [*wanted.items(), *hooks], stop=max(site.layer for site in sites) + 1)
         return found
 
+    def _difference(self, site: Site, reader: Checkpoint, held: dict[str, Tensor]) -> float:
+        """The largest relative difference in one MLP."""
+        listener, layer, rules = self.listeners[site], reader.load(site), reader.rules_of(site)
+        norm = feeding_norm(listener, held)
+        if rules.known and (norm is None) != (rules.norm is None):
+            stated = f"it reads the output of {rules.norm.words}" if rules.norm else "it reads no norm's output"
+            raise self._disagreement(site, f"by the family's rules {stated}, but the model does otherwise")
+        if rules.norm is not None and reader.options.fold_norm:
+            module = self.bridge.get_submodule(norm).original_component
+            x = normalised(
+                held[f"{norm}.hook_in"], module, self.bridge.original_model.config, centred=rules.norm.kind == "layer"
+            )
+        else:
+            x = held[listener.reads].float()
+        x = x.reshape(-1, x.shape[-1]).cpu().to(layer.query.dtype)
+        (a, b), on = layer.preactivations(x), listener.multipliers
+        expected = {"a": a, "b": b, "S(a) b": layer.coefficients(x), "output": layer.forward(x)}
+        heard = (held[listener.gate] * on[0], held[listener.up] * on[1], held[listener.product] * on[1])
+        heard = (*heard, held[listener.output] * on[2])
+        differences = {
+            what: _relative(tensor.reshape(value.shape).cpu().to(value.dtype), value)
+            for (what, value), tensor in zip(expected.items(), heard, strict=True)
+        }
+        worst = max(differences, key=lambda what: (not differences[what] < float("inf"), differences[what]))
+        if not differences[worst] < _TOLERANCE[self.dtype]:
+            raise self._disagreement(
+                site, f"{worst} from the factors differs from the model's own by {differences[worst]:.1e} of its size"
+            )
+        return differences[worst]
+
+    def _disagreement(self, site: Site, what: str) -> FactorsDisagree:
+        return FactorsDisagree(
+            what,
+            where=f"{self.checkpoint.name}, {site.where}",
+            hint="The checkpoint is read with the wrong rules (see `glu-probe inspect`), or the model in memory is not the "
+            "one on disk",
+        )
+
     @torch.inference_mode()
-    def _run(self, ids: Tensor, hooks: list, stop: int | None = None) -> None:
+    def _run(self, ids: Tensor, hooks: Sequence[tuple[str, Callable]], stop: int | None = None) -> None:
         count = len(self.bridge.blocks)
         self.bridge.run_with_hooks(
             ids.to(self.device),
             return_type=None,
             prepend_bos=False,
-            fwd_hooks=hooks,
+            fwd_hooks=list(hooks),
             **({"stop_at_layer": stop} if stop is not None and stop < count else {}),
         )
-
-
-def _store(tensor: Tensor, hook: Any, *, held: dict[str, Tensor], what: str) -> None:
-    held[what] = tensor.clone()
-
-
-def _listener(site: Site, hooks: set[str]) -> Listener | str:
-    """Where to listen to an MLP, or why that cannot be done."""
-    if site.tower != "text":
-        return f"the {site.tower} tower does not run on text"
-    if site.group == "routed":
-        return "routed experts run batched, without hooks for neurons"
-    block = f"blocks.{site.layer}."
-    stems = (
-        (f"{block}mlp.shared_experts.", f"{block}mlp.shared_expert.")
-        if site.group == "shared"
-        else (f"{block}mlp.", f"{block}mlp.dense_")
-    )
-    for stem in stems:
-        names = {role: f"{stem}{part}" for role, part in (
-            ("gate", "gate.hook_out"), ("up", "in.hook_out"), ("product", "out.hook_in"), ("output", "out.hook_out"),
-        )}  # fmt: skip
-        if set(names.values()) <= hooks:
-            normalised = next(
-                (name for norm in ("ln2", "ln1") if (name := f"{block}{norm}.hook_normalized") in hooks), None
-            )
-            return Listener(reads=f"{stem}gate.hook_in", normalised=normalised, **names)
-    return "TransformerLens has no hooks for its branches"
 
 
 def _relative(found: Tensor, expected: Tensor) -> float:
@@ -263,70 +295,42 @@ def _relative(found: Tensor, expected: Tensor) -> float:
     return ((found - expected).abs().max() / scale).item()
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+# -- a model before and after ---------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _quiet():
-    """Without the progress bars and advice of the libraries that load models."""
-    import transformers
-
-    logging = transformers.utils.logging
-    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):  # bars that ask no one
-            yield
-    finally:
-        logging.set_verbosity(before)
-        if bars:
-            logging.enable_progress_bar()
-
-
-def _refuse_too_large(checkpoint: Checkpoint, dtype: torch.dtype, device: str) -> None:
-    if device != "cpu":
-        return
-    needed = checkpoint.parameter_count * dtype.itemsize
-    available = _available_memory()
-    if available is not None and needed * 1.2 > available:
-        raise ModelTooLarge(
-            f"running it in {str(dtype).removeprefix('torch.')} takes about {needed * 1.2 / 1e9:.1f} GB, and "
-            f"{available / 1e9:.1f} GB are free",
-            where=checkpoint.name,
-            hint="Use --dtype bfloat16, a smaller model or a larger machine; the weights alone are measured by "
-            "`glu-probe report` one layer at a time",
-        )
+def _prepare(model: Any) -> list[Callable[[], object]]:
+    """Make a transformers model ready to be wrapped; returns what undoes it, last step first."""
+    restore: list[Callable[[], object]] = [partial(_unwrap, model)]
+    if model.training:
+        restore.append(partial(model.train, True))
+    model.eval()
+    config = model.config
+    before = getattr(config, "_attn_implementation", None)
+    if hasattr(model, "set_attn_implementation") and before not in (None, "eager"):
+        model.set_attn_implementation("eager")
+        restore.append(partial(model.set_attn_implementation, before))
+    if not getattr(config, "architectures", None):  # by which TransformerLens knows it
+        config.architectures = [type(model).__name__]
+        restore.append(partial(setattr, config, "architectures", None))
+    return restore
 
 
-def _available_memory() -> int | None:
-    """Bytes that can be had without swapping, where the system says."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration, ValueError):
-        with contextlib.suppress(ValueError, OSError, AttributeError):
-            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return None
+def _undo(restore: list[Callable[[], object]]) -> None:
+    while restore:
+        restore.pop(0)()
 
 
-def _from_transformers(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
-    from transformers import AutoModelForCausalLM, GgufConfig
+def _unwrap(model: Any) -> None:
+    """Put every module back in the place of the component that was built around it."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            while _INNER in child._modules:
+                child = child._modules[_INNER]
+                parent._modules[name] = child
 
-    ref = parse_ref(checkpoint.ref)
-    options = {"dtype": dtype, "attn_implementation": "eager", "trust_remote_code": False}
-    place = ref.repo if ref.kind == "hub" else ref.path
-    if ref.kind == "hub":
-        options["revision"] = ref.revision
-    elif ref.kind == "file":
-        place = ref.path.parent
-        if ref.path.suffix.lower() == ".gguf":
-            options |= {"gguf_file": ref.path.name, "quantization_config": GgufConfig(dequantize=True)}
-    try:
-        with _quiet():
-            return AutoModelForCausalLM.from_pretrained(place, **options)
-    except Exception as error:  # transformers raises whatever its models do
-        raise NotRunnable(
-            f"transformers cannot load it as a causal language model: {_first_line(error)}", where=checkpoint.name
-        ) from None
+
+def _for_bridge(tokenizer: Any) -> Any:
+    """A copy for TransformerLens, which sets tokens of it and asks for a name that those built on the spot lack."""
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.init_kwargs.setdefault("name_or_path", str(getattr(tokenizer, "name_or_path", "")))
+    return tokenizer

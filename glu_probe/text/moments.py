@@ -36,17 +36,12 @@ class GaugeMoments:
 
     def update(self, a: Branch, b: Branch) -> None:
         """Add tokens."""
-        for row, product in enumerate(((a, a), (b, b), (a, b))):
-            self._sums[row] += _sum(*product)
+        sums = torch.stack([(left * right).sum(0) for left, right in ((a, a), (b, b), (a, b))])
+        self._sums += sums.cpu().double()
 
     def gauge(self) -> Float[Tensor, " d_mlp"]:
         """c by which to multiply b; 1 where a branch is zero throughout."""
         return gauge_of(*self._sums)
-
-
-def _sum(left: Tensor, right: Tensor) -> Tensor:
-    """Sum over tokens of a product, float64."""
-    return (left * right).sum(0).double().cpu()
 
 
 class _Grouped:
@@ -58,10 +53,9 @@ class _Grouped:
         self._sums = torch.zeros(groups, len(self.names), *width, dtype=torch.float64)
         self._tokens = np.zeros(groups)
 
-    def _add(self, group: int, sums: dict[str, Tensor], tokens: int) -> None:
+    def _add(self, group: int, sums: Float[Tensor, "name *width"], tokens: int) -> None:
         self._tokens[group] += tokens
-        for row, name in enumerate(self.names):
-            self._sums[group, row] += sums[name]
+        self._sums[group] += sums.cpu().double()  # in this order: not every device has float64
 
     @property
     def tokens(self) -> int:
@@ -93,8 +87,8 @@ class NeuronMoments(_Grouped):
     """Everything about single neurons."""
 
     names = (
-        "a", "b", "aa", "bb", "ab", "plus_plus", "plus_minus", "minus_plus",
-        "gg", "swapped", "swapped_gap", "rescaled", "rescaled_gap", "gb", "g_ab", "ab_b", "ab_ab",
+        "a", "b", "ab", "plus_a", "plus_b",
+        "aa", "bb", "plus_plus", "gg", "swapped", "swapped_gap", "rescaled", "rescaled_gap", "gb", "g_ab", "ab_b", "ab_ab",
     )  # fmt: skip
 
     def __init__(self, act: Activation, gauge: Float[Tensor, " d_mlp"], groups: int = GROUPS) -> None:
@@ -105,36 +99,27 @@ class NeuronMoments(_Grouped):
     def update(self, a: Branch, b: Branch, group: int) -> None:
         """Add tokens of sequences that belong to that group; a and b as the model computes them."""
         gauge = self._gauge.to(a)
+        sums = torch.zeros(len(self.names), a.shape[1], dtype=a.dtype, device=a.device)
         for start in range(0, len(a), _TOKENS):
-            self._add(group, self._block(a[start : start + _TOKENS], b[start : start + _TOKENS] * gauge), 0)
-        self._tokens[group] += len(a)
+            self._block(a[start : start + _TOKENS], b[start : start + _TOKENS] * gauge, sums)
+        self._add(group, sums, len(a))
 
-    def _block(self, a: Branch, b: Branch) -> dict[str, Tensor]:
-        act = self._act
+    def _block(self, a: Branch, b: Branch, sums: Tensor) -> None:
+        """Add a block of tokens to float32 sums, in the order of `names`."""
+        act, scratch = self._act, torch.empty_like(a)
         ab = a * b
-        g, swapped, rescaled = act(a) * b, act(b) * a, act(RESCALE * a) * b / RESCALE
+        g, swapped, rescaled = act(a).mul_(b), act(b).mul_(a), act(RESCALE * a).mul_(b).div_(RESCALE)
+        positive_a, positive_b = torch.gt(a, 0, out=torch.empty_like(a)), torch.gt(b, 0, out=torch.empty_like(a))
         swapped_gap, rescaled_gap = g - swapped, g - rescaled
-        positive_a, positive_b = (a > 0).to(a.dtype), (b > 0).to(a.dtype)
-        both = _sum(positive_a, positive_b)
-        return {
-            "a": a.sum(0).double().cpu(),
-            "b": b.sum(0).double().cpu(),
-            "aa": _sum(a, a),
-            "bb": _sum(b, b),
-            "ab": ab.sum(0).double().cpu(),
-            "plus_plus": both,
-            "plus_minus": positive_a.sum(0).double().cpu() - both,
-            "minus_plus": positive_b.sum(0).double().cpu() - both,
-            "gg": _sum(g, g),
-            "swapped": _sum(swapped, swapped),
-            "swapped_gap": _sum(swapped_gap, swapped_gap),
-            "rescaled": _sum(rescaled, rescaled),
-            "rescaled_gap": _sum(rescaled_gap, rescaled_gap),
-            "gb": _sum(g, b),
-            "g_ab": _sum(g, ab),
-            "ab_b": _sum(ab, b),
-            "ab_ab": _sum(ab, ab),
-        }
+        whole = (a, b, ab, positive_a, positive_b)
+        pairs = (
+            (a, a), (b, b), (positive_a, positive_b), (g, g), (swapped, swapped), (swapped_gap, swapped_gap),
+            (rescaled, rescaled), (rescaled_gap, rescaled_gap), (g, b), (g, ab), (ab, b), (ab, ab),
+        )  # fmt: skip
+        for row, values in enumerate(whole):
+            sums[row] += values.sum(0)
+        for row, (left, right) in enumerate(pairs, len(whole)):
+            sums[row] += torch.mul(left, right, out=scratch).sum(0)
 
     def estimates(self) -> tuple[dict[str, PerNeuron], dict[str, PerNeuron]]:
         """Measures by name, and their standard errors: [d_mlp] float64 each.
@@ -160,12 +145,12 @@ class NeuronMoments(_Grouped):
                 "energy": s["gg"] / n / scale,
                 "gate_mean": mean_a,
                 "gate_std": np.sqrt(np.maximum(variance_a, 0)),
-                "gate_active": (s["plus_plus"] + s["plus_minus"]) / n,
+                "gate_active": s["plus_a"] / n,
                 "branch_correlation": (s["ab"] / n - mean_a * mean_b) / np.sqrt(variance_a * variance_b),
                 "quadrant_plus_plus": s["plus_plus"] / n,
-                "quadrant_plus_minus": s["plus_minus"] / n,
-                "quadrant_minus_plus": s["minus_plus"] / n,
-                "quadrant_minus_minus": 1 - (s["plus_plus"] + s["plus_minus"] + s["minus_plus"]) / n,
+                "quadrant_plus_minus": (s["plus_a"] - s["plus_plus"]) / n,
+                "quadrant_minus_plus": (s["plus_b"] - s["plus_plus"]) / n,
+                "quadrant_minus_minus": 1 - (s["plus_a"] + s["plus_b"] - s["plus_plus"]) / n,
             }
 
         return self._estimate(measures)
@@ -195,13 +180,10 @@ class OutputMoments(_Grouped):
         def output(coefficients: Branch) -> Tensor:
             return (coefficients / gauge) @ self._value
 
-        plain = output(act(a) * b)
-        sums = {"plain": plain.square().sum().double().cpu()}
-        for name, coefficients in (("swapped", act(b) * a), ("rescaled", act(RESCALE * a) * b / RESCALE)):
-            changed = output(coefficients)
-            sums[name] = changed.square().sum().double().cpu()
-            sums[f"{name}_gap"] = (plain - changed).square().sum().double().cpu()
-        self._add(group, sums, len(a))
+        plain, swapped = output(act(a) * b), output(act(b) * a)
+        rescaled = output(act(RESCALE * a) * b / RESCALE)
+        vectors = (plain, swapped, plain - swapped, rescaled, plain - rescaled)
+        self._add(group, torch.stack([vector.square().sum() for vector in vectors]), len(a))
 
     def estimates(self) -> tuple[dict[str, float], dict[str, float]]:
         """exchange_asymmetry_output and scaling_asymmetry_output, and their standard errors."""
