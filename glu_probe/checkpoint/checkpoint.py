@@ -105,6 +105,11 @@ class Checkpoint:
         return self._config.model_type
 
     @property
+    def in_files(self) -> bool:
+        """Whether `ref` leads to files, rather than the tensors being those of a model in memory."""
+        return self._opened.format != "in memory"
+
+    @property
     def source(self) -> TensorSource:
         """The tensors of the files, by name."""
         return self._source

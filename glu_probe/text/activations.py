@@ -9,161 +9,201 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import torch
 
 from ..checkpoint.checkpoint import Checkpoint, open_checkpoint
+from ..checkpoint.in_memory import checkpoint_in_memory
 from ..checkpoint.layout import Site
-from ..errors import BadOption
-from ..frames import as_stored, statistics
-from ..neurons import expert_group
+from ..errors import BadOption, NoTokenizer
 from ..probing import probe
 from ..report import Report
 from ..selection import select_layers
+from .columns import Measured, refuse_other_rows, with_text_layers, with_text_neurons
+from .contexts import Neurons, TopContexts, choose_neurons
 from .corpus import Tokens, load_tokenizer, read_texts, tokenize
 from .language_model import LanguageModel
 from .moments import GROUPS, GaugeMoments, NeuronMoments, OutputMoments
 
-# Neuron measures that the weight report has too: beside each stands its difference to the Gaussian value.
-SHARED = ("exchange_asymmetry", "scaling_asymmetry", "linear_share", "bilinear_share", "residual_share")
-OWN = (
-    "gate_mean", "gate_std", "gate_active", "branch_correlation",
-    "quadrant_plus_plus", "quadrant_plus_minus", "quadrant_minus_plus", "quadrant_minus_minus",
-)  # fmt: skip
 _GAUGE_SHARE = 4
 _OUTPUT_TOKENS = 4096  # outputs are whole vectors: this many tokens leave an error of about a hundredth
 _BATCH_TOKENS = 1024
+_SUMS_COST = 1.3  # of a batch in the main pass, over one in the pass for the gauge
 
 Progress = Callable[[Iterable[Any]], Iterable[Any]]
 
 
 def probe_text(
-    model: str | os.PathLike | Checkpoint,
+    model: str | os.PathLike | Checkpoint | torch.nn.Module,
     text: Any = None,
     *,
     layers: Iterable[int] | str | None = None,
     tokens: int | None = 16_384,
     length: int = 256,
     first_position: bool = False,
-    device: str = "cpu",
-    dtype: str = "float32",
-    module: Any = None,
+    contexts: int = 0,
+    neurons: Neurons = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    module: torch.nn.Module | None = None,
     tokenizer: Any = None,
     report: Report | None = None,
     progress: Progress = iter,
+    estimate: Callable[[float], object] | None = None,
     **options: Any,
 ) -> Report:
     """Measure the gated MLPs of a language model on a text, beside their measures on Gaussian input.
 
     Args:
-        model: a reference as `open_checkpoint` takes it, or an opened checkpoint.
-        text: what `read_texts` takes: a file, a directory, a list of texts, "-" for standard input, None for the
-            sample that comes with the package.
+        model: a reference as `open_checkpoint` takes it, an opened checkpoint, or a model in memory (of transformers, or a
+            TransformerBridge), whose own tensors are then measured, edits since it was loaded included.
+        text: what `read_texts` takes: a file, a directory, a list of texts, "-" for standard input, "hf:NAME" for a
+            dataset, None for the sample that comes with the package.
         layers: which layers; all by default.
         tokens: at most so many; None for all.
         length: tokens of a sequence.
         first_position: let the first position of every sequence take part. Models park a massive activation there,
             which would be most of many neurons' energy.
-        device, dtype: where and in which precision the model runs ("float32" or "bfloat16").
-        module: the model in memory, a TransformerBridge or a transformers model; else it is loaded.
-        tokenizer: a transformers tokenizer; else the model's own.
+        contexts: keep so many top contexts of each sign quadrant of some neurons.
+        neurons: which; see `choose_neurons`. By default the 3 of each MLP with the largest output energy.
+        device, dtype: where and in which precision a model that is loaded runs ("cpu" by default; "float32" by
+            default, or "bfloat16"). One in memory runs as it is.
+        module: a model in memory to run, where factors are to come from `model`, a reference or checkpoint.
+        tokenizer: a transformers tokenizer; else the model's own. A transformers model in memory needs it.
         report: the weight report of the same layers, if there is one; else it is made.
         progress: wraps the iteration over batches of sequences.
-        **options: of `open_checkpoint`, if `model` is a reference.
+        estimate: called after the first batch with the seconds that the run will take, about.
+        **options: of `open_checkpoint`, if `model` is no opened checkpoint.
 
     Returns:
-        The report with further columns. In the neuron frame `X_text`, its standard error `X_text_se` and its difference
-        `X_text_minus_gaussian` for the five measures of Gaussian input, `output_energy_text`, and gate_mean, gate_std, gate_active,
-        branch_correlation and the frequencies of the four sign quadrants, all with suffix `_text`. In the layer frame
-        their means (`X_text_mean`, and `X_text_weighted` by output energy on the text), and the asymmetries of the
-        output with standard errors (`X_output_text`, `X_output_text_se`). MLPs that cannot be listened to have them missing.
+        The report with further columns, and with `contexts` if they were asked for. In the neuron frame `X_text`, its
+        standard error `X_text_se` and its difference `X_text_minus_gaussian` for the five measures of Gaussian input,
+        `output_energy_text`, and gate_mean, gate_std, gate_active, branch_correlation and the frequencies of the four
+        sign quadrants, all with suffix `_text`. In the layer frame their means (`X_text_mean` with its error, and
+        `X_text_weighted` by output energy on the text), and the asymmetries of the output with standard errors
+        (`X_output_text`, `X_output_text_se`). MLPs that cannot be listened to have them missing, and a note says so.
 
     Raises:
-        GluProbeError: one of its subclasses.
+        NotRunnable: the model cannot be run, or nothing in these layers can be listened to.
+        FactorsDisagree: what the factors compute is not what the model computes.
+        ModelTooLarge, NoTokenizer, TextTooShort, TextUnreadable, BadOption: and other subclasses of GluProbeError.
     """
-    checkpoint = model if isinstance(model, Checkpoint) else open_checkpoint(model, **options)
-    if options and checkpoint is model:
-        raise BadOption(f"{', '.join(sorted(options))} given for a checkpoint that is already open")
-    tokenizer = tokenizer if tokenizer is not None else load_tokenizer(checkpoint.ref)
-    sequences = tokenize(read_texts(text), tokenizer, length=length, tokens=tokens)
-    runner = (
-        LanguageModel.load(checkpoint, device=device, dtype=dtype, tokenizer=tokenizer)
-        if module is None
-        else LanguageModel.wrap(module, checkpoint, tokenizer=tokenizer, device=device)
+    if contexts < 0 or (neurons is not None and not contexts):
+        raise BadOption(f"contexts is {contexts}", hint="Give how many contexts of each quadrant to keep, at least 1")
+    checkpoint, module = _opened(model, module, options)
+    if module is not None and (device is not None or dtype is not None):
+        raise BadOption("device and dtype are those of the model in memory", hint="Move or convert it with model.to(...)")
+    tokenizer = _tokenizer(checkpoint, module, tokenizer)
+    sequences = tokenize(
+        read_texts(text), tokenizer, length=length, tokens=tokens, max_length=_positions(checkpoint.config)
     )
-    chosen = select_layers(layers, checkpoint.layers_present["text"])
-    sites = runner.heard(chosen)
-    agreement = runner.check(sequences.sequences[0][None], sites)
-    report = probe(checkpoint, layers=layers) if report is None else report
-    measured = _measure(runner, sites, sequences, first_position=first_position, progress=progress)
-    provenance = report.provenance | {
-        "text": {
+    chosen = select_layers(layers, sorted({layer for present in checkpoint.layers_present.values() for layer in present}))
+    runner = (
+        LanguageModel.load(checkpoint, device=device or "cpu", dtype=dtype or "float32", tokenizer=tokenizer)
+        if module is None
+        else LanguageModel.wrap(module, checkpoint, tokenizer=tokenizer)
+    )
+    try:
+        _refuse_other_vocabulary(runner, sequences)
+        sites = runner.heard(chosen)
+        agreement = runner.check(sequences.sequences[0][None], sites)
+        report = probe(checkpoint, layers=layers) if report is None else report
+        refuse_other_rows(report.neurons, sites)
+        top = TopContexts(choose_neurons(neurons, report.neurons, sites), contexts) if contexts else None
+        measured = measure(
+            runner, sites, sequences, first_position=first_position, top=top, progress=progress, estimate=estimate
+        )
+        facts = {
             **sequences.words(),
             "first_position": first_position,
-            "device": device,
+            "device": str(runner.device),
             "dtype": str(runner.dtype).removeprefix("torch."),
             "gauge": f"canonical of the sample, from every {_GAUGE_SHARE}th sequence",
             "largest_disagreement": max(agreement.values()),
-            "left_out": runner.skipped,
+            "mlps": len(sites),
         }
-    }
-    neurons = _join_neurons(report.neurons, measured)
+        notes = _notes(runner, chosen, sequences)
+    finally:
+        runner.release()
+    with_text = with_text_neurons(report.neurons, measured)
     return dataclasses.replace(
-        report, neurons=neurons, layers=_join_layers(report.layers, neurons, measured), provenance=provenance
+        report,
+        neurons=with_text,
+        layers=with_text_layers(report.layers, with_text, measured),
+        contexts=None if top is None else top.frame(checkpoint.name, sequences, tokenizer),
+        provenance=report.provenance | {"text": facts, "notes": [*report.provenance.get("notes", ()), *notes]},
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Measured:
-    """What the text said about one MLP."""
+def measure(
+    runner: LanguageModel,
+    sites: Sequence[Site],
+    tokens: Tokens,
+    *,
+    first_position: bool = False,
+    top: TopContexts | None = None,
+    progress: Progress = iter,
+    estimate: Callable[[float], object] | None = None,
+) -> dict[Site, Measured]:
+    """Run a text and measure these MLPs; see `probe_text`.
 
-    neurons: NeuronMoments
-    outputs: OutputMoments
-
-
-def _measure(
-    runner: LanguageModel, sites: Sequence[Site], tokens: Tokens, *, first_position: bool, progress: Progress
-) -> dict[Site, _Measured]:
-    first = 0 if first_position else 1
+    Args:
+        runner: the model; its `listen`, `value` and `checkpoint` are used.
+        sites: MLPs that it can listen to.
+        tokens: the text.
+        first_position, progress, estimate: see `probe_text`.
+        top: filled with contexts, if given.
+    """
+    first, count = 0 if first_position else 1, len(tokens.sequences)
     gauges = {site: GaugeMoments(site.d_mlp) for site in sites}
+    some = tokens.split_every(_GAUGE_SHARE)[1] if count >= _GAUGE_SHARE else tokens
+    steps = [("gauge", batch) for batch in some.batches(_BATCH_TOKENS)]
+    steps += [("sums", batch) for batch in tokens.batches(_BATCH_TOKENS)]
+    cost = sum(ids.numel() * (_SUMS_COST if phase == "sums" else 1.0) for phase, (_, ids) in steps)
+    output_every = max(1, round(tokens.n_tokens / _OUTPUT_TOKENS))
+    moments: dict[Site, tuple[NeuronMoments, OutputMoments]] = {}
+    # a sequence whose only token is its first has nothing to say
+    heard = [index for index, ids in enumerate(tokens.sequences) if len(ids) > first]
+    group_of = {index: place * GROUPS // len(heard) for place, index in enumerate(heard)}
 
     def find_gauge(site: Site, a: torch.Tensor, b: torch.Tensor) -> None:
         gauges[site].update(_flat(a, first), _flat(b, first))
 
-    some, count = (
-        tokens.split_every(_GAUGE_SHARE)[1] if len(tokens.sequences) >= _GAUGE_SHARE else tokens,
-        len(tokens.sequences),
-    )
-    steps = [("gauge", batch) for batch in some.batches(_BATCH_TOKENS)]
-    steps += [("sums", batch) for batch in tokens.batches(_BATCH_TOKENS)]
-    output_every = max(1, round(tokens.n_tokens / _OUTPUT_TOKENS))
-    moments: dict[Site, _Measured] = {}
-    for phase, (indices, ids) in progress(steps):
+    started = time.perf_counter()
+    for number, (phase, (indices, ids)) in enumerate(progress(steps)):
         if phase == "gauge":
             runner.listen(ids, sites, find_gauge)
+            if number == 0 and estimate is not None:
+                estimate((time.perf_counter() - started) * cost / ids.numel())
             continue
         if not moments:
             for site in sites:
-                act, gauge = runner.checkpoint.activation_of(site), gauges[site].gauge()
-                moments[site] = _Measured(
-                    NeuronMoments(act, gauge), OutputMoments(act, gauge, runner.value(site).float())
-                )
+                moments[site] = _start(runner, site, gauges[site].gauge(), top)
 
         def add(site: Site, a: torch.Tensor, b: torch.Tensor, indices: list[int] = indices) -> None:
             for row, index in enumerate(indices):
                 # contiguous groups: neighbouring sequences are of one document, and depend on each other
-                group = index * GROUPS // count
                 one = _flat(a[row : row + 1], first), _flat(b[row : row + 1], first)
-                moments[site].neurons.update(*one, group)
+                moments[site][0].update(*one, group_of[index])
                 if index % output_every == 0:
-                    moments[site].outputs.update(*one, group)
+                    moments[site][1].update(*one, group_of[index])
+                if top is not None:
+                    top.update(site, *one, index, first)
 
         runner.listen(ids, sites, add)
-    return moments
+    return {site: Measured(neurons.estimates(), outputs.estimates()) for site, (neurons, outputs) in moments.items()}
+
+
+def _start(
+    runner: LanguageModel, site: Site, gauge: torch.Tensor, top: TopContexts | None
+) -> tuple[NeuronMoments, OutputMoments]:
+    act = runner.checkpoint.activation_of(site)
+    if top is not None and site in top.chosen:
+        top.start(site, act, gauge)
+    return NeuronMoments(act, gauge), OutputMoments(act, gauge, runner.value(site).float())
 
 
 def _flat(branch: torch.Tensor, first: int) -> torch.Tensor:
@@ -171,65 +211,61 @@ def _flat(branch: torch.Tensor, first: int) -> torch.Tensor:
     return branch[:, first:].reshape(-1, branch.shape[-1]).float()
 
 
-def _place(site: Site) -> tuple[str, int, str]:
-    return site.tower, site.layer, "" if site.expert is None else str(site.expert)
+# -- what is run ----------------------------------------------------------------------------------
 
 
-def _join_neurons(frame: pd.DataFrame, measured: dict[Site, _Measured]) -> pd.DataFrame:
-    places = list(zip(frame["tower"].astype(str), frame["layer"], frame["expert"].fillna("").astype(str), strict=True))
-    rows: dict[tuple, list[int]] = {}
-    for row, place in enumerate(places):
-        rows.setdefault(place, []).append(row)
-    columns: dict[str, np.ndarray] = {}
-
-    def put(name: str, where: list[int], values: np.ndarray) -> None:
-        columns.setdefault(name, np.full(len(frame), np.nan))[where] = values
-
-    for site, moments in measured.items():
-        where = rows[_place(site)]
-        values, errors = moments.neurons.estimates()
-        for name in SHARED:
-            put(f"{name}_text", where, values[name])
-            put(f"{name}_text_se", where, errors[name])
-            put(f"{name}_text_minus_gaussian", where, values[name] - frame[name].to_numpy(dtype=float)[where])
-        for name in OWN:
-            put(f"{name}_text", where, values[name])
-        put("output_energy_text", where, values["energy"] * frame["value_norm"].to_numpy(dtype=float)[where] ** 2)
-    return pd.concat(
-        [frame, pd.DataFrame({name: as_stored(v) for name, v in columns.items()}, index=frame.index)], axis=1
-    )
+def _opened(model: Any, module: Any, options: dict[str, Any]) -> tuple[Checkpoint, Any]:
+    """The checkpoint, and the model in memory if there is one."""
+    if isinstance(model, torch.nn.Module):
+        if module is not None:
+            raise BadOption("two models in memory are given", hint="Give the one to measure as the first argument only")
+        return checkpoint_in_memory(model, **options), model
+    if isinstance(model, Checkpoint):
+        if options:
+            raise BadOption(f"{', '.join(sorted(options))} given for a checkpoint that is already open")
+        return model, module
+    return open_checkpoint(model, **options), module
 
 
-def _join_layers(layers: pd.DataFrame, neurons: pd.DataFrame, measured: dict[Site, _Measured]) -> pd.DataFrame:
-    """Means over the neurons of each row's MLPs, and the asymmetries of their outputs."""
-    by_row: dict[tuple, list[Site]] = {}
-    for site in measured:
-        by_row.setdefault((site.tower, site.layer, site.group), []).append(site)
-    names = [f"{name}_text" for name in (*SHARED, *OWN)]
-    placed = neurons.assign(group=[expert_group(_expert(e)) for e in neurons["expert"]])
-    groups = placed.groupby(["tower", "layer", "group"], observed=True, sort=False)
-    columns: dict[str, list[float]] = {}
-    for row, (tower, layer, group) in enumerate(zip(layers["tower"], layers["layer"], layers["group"], strict=True)):
-        found: dict[str, float] = {}
-        if (tower, layer, group) in by_row:
-            part = groups.get_group((tower, layer, group))
-            weights = part["output_energy_text"].to_numpy(dtype=float)
-            for name in names:
-                values = statistics(part[name].to_numpy(dtype=float), weights)
-                found[f"{name}_mean"], found[f"{name}_weighted"] = values["mean"], values["weighted"]
-            outputs = [measured[site].outputs.estimates() for site in by_row[tower, layer, group]]
-            for name in outputs[0][0]:
-                found[f"{name}_text"] = float(np.mean([values[name] for values, _ in outputs]))
-                errors = np.array([errors[name] for _, errors in outputs])
-                found[f"{name}_text_se"] = float(np.sqrt((errors**2).sum()) / len(errors))
-        for name, value in found.items():
-            columns.setdefault(name, [np.nan] * len(layers))[row] = value
-    added = pd.DataFrame({name: as_stored(np.array(values)) for name, values in columns.items()}, index=layers.index)
-    return pd.concat([layers, added], axis=1)
+def _tokenizer(checkpoint: Checkpoint, module: Any, tokenizer: Any) -> Any:
+    if tokenizer is not None:
+        return tokenizer
+    if module is None or checkpoint.in_files:
+        return load_tokenizer(checkpoint.ref)
+    own = getattr(module, "tokenizer", None)  # of a bridge
+    if own is None:
+        raise NoTokenizer("a model in memory comes without its tokenizer", hint="Give it with tokenizer=")
+    return own
 
 
-def _expert(text: Any) -> int | str | None:
-    """The expert of a neuron frame's row as `expert_group` takes it."""
-    if pd.isna(text):
-        return None
-    return int(text) if str(text).isdigit() else str(text)
+def _positions(config: Mapping[str, Any]) -> int | None:
+    """How many positions the model has, where its config says."""
+    text = config.get("text_config")
+    found = (text if isinstance(text, Mapping) else config).get("max_position_embeddings")
+    return found if isinstance(found, int) else None
+
+
+def _refuse_other_vocabulary(runner: LanguageModel, tokens: Tokens) -> None:
+    size = runner.bridge.original_model.config.get_text_config().vocab_size
+    largest = max(int(ids.max()) for ids in tokens.sequences)
+    if largest >= size:
+        raise BadOption(
+            f"the tokenizer gives id {largest}, and the model knows {size} tokens",
+            where=runner.checkpoint.name, hint="Give the tokenizer that the model was trained with",
+        )  # fmt: skip
+
+
+def _notes(runner: LanguageModel, layers: set[int], tokens: Tokens) -> list[str]:
+    """What a reader of the measures on text should know."""
+    notes = []
+    for reason in dict.fromkeys(runner.skipped.values()):
+        places = [s for s, why in runner.skipped.items() if why == reason and s.layer in layers]
+        if places:
+            plural = "MLP was" if len(places) == 1 else "MLPs were"
+            notes.append(f"{len(places)} {plural} not measured on text: {reason}")
+    if len(tokens.sequences) < GROUPS:
+        notes.append(
+            f"the text is {len(tokens.sequences)} sequences long: standard errors on text are "
+            + ("missing" if len(tokens.sequences) < 2 else "rough")
+        )
+    return notes

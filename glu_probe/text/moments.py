@@ -4,13 +4,14 @@ Two passes. `GaugeMoments` finds each neuron's canonical gauge, the c for which 
 E[ab] >= 0. `NeuronMoments` and `OutputMoments` then sum, with b in that gauge, everything that the measures are made of.
 Memory depends on the number of neurons, not of tokens. All sums are kept apart for a few groups of sequences, and standard
 errors are those of the jackknife that leaves out one group at a time: they hold for sequences, whose tokens depend on each
-other, and for every measure alike.
+other, and for every measure alike. The gauge is held fixed in them: what is left of its own error is small beside theirs.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -44,6 +45,21 @@ class GaugeMoments:
         return gauge_of(*self._sums)
 
 
+@dataclass(frozen=True)
+class Estimates:
+    """Measures by name.
+
+    Attributes:
+        values: of each neuron [d_mlp], or of the layer; float64, missing where a neuron never does anything.
+        errors: their standard errors over groups of sequences.
+        mean_errors: standard errors of the means over neurons, which share the tokens and so are not independent.
+    """
+
+    values: dict[str, np.ndarray]
+    errors: dict[str, np.ndarray]
+    mean_errors: dict[str, float]
+
+
 class _Grouped:
     """Named sums, kept apart for groups of sequences."""
 
@@ -62,25 +78,28 @@ class _Grouped:
         """Number of tokens seen."""
         return int(self._tokens.sum())
 
-    def _estimate(
-        self, measures: Callable[[dict[str, np.ndarray], float], dict[str, np.ndarray]]
-    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    def _estimate(self, measures: Callable[[dict[str, np.ndarray], float], dict[str, np.ndarray]]) -> Estimates:
         """Measures from the sums of all groups, and their jackknife errors; those are missing with fewer than 2 groups."""
         held = np.flatnonzero(self._tokens > 0)
         sums, tokens = self._sums[held].numpy(), self._tokens[held]
         whole, count = sums.sum(0), tokens.sum()
 
-        def named(part: np.ndarray) -> dict[str, np.ndarray]:
-            return dict(zip(self.names, part, strict=True))
+        def measured(part: np.ndarray, tokens: float) -> dict[str, np.ndarray]:
+            return measures(dict(zip(self.names, part, strict=True)), tokens)
 
         with np.errstate(divide="ignore", invalid="ignore"):
-            values = measures(named(whole), count)
+            values = measured(whole, count)
             if len(held) < 2:
-                return values, {name: np.full_like(value, np.nan) for name, value in values.items()}
-            without = [measures(named(whole - sums[g]), count - tokens[g]) for g in range(len(held))]
-        spread = math.sqrt(len(held) - 1)
-        errors = {name: spread * np.std([one[name] for one in without], axis=0) for name in values}
-        return values, errors
+                missing = {name: np.full_like(value, np.nan) for name, value in values.items()}
+                return Estimates(values, missing, dict.fromkeys(values, np.nan))
+            without = [measured(whole - sums[g], count - tokens[g]) for g in range(len(held))]
+            spread, errors, of_means = math.sqrt(len(held) - 1), {}, {}
+            for name in values:
+                parts = np.stack([one[name] for one in without])
+                errors[name] = spread * parts.std(0)
+                known = np.isfinite(parts).all(0)
+                of_means[name] = float(spread * parts[:, known].mean(1).std()) if known.any() else np.nan
+        return Estimates(values, errors, of_means)
 
 
 class NeuronMoments(_Grouped):
@@ -121,12 +140,12 @@ class NeuronMoments(_Grouped):
         for row, (left, right) in enumerate(pairs, len(whole)):
             sums[row] += torch.mul(left, right, out=scratch).sum(0)
 
-    def estimates(self) -> tuple[dict[str, PerNeuron], dict[str, PerNeuron]]:
-        """Measures by name, and their standard errors: [d_mlp] float64 each.
+    def estimates(self) -> Estimates:
+        """Measures by name.
 
         exchange_asymmetry, scaling_asymmetry, linear_share, bilinear_share, residual_share and energy (E[g^2] for b as the
         model computes it) as on Gaussian input; gate_mean, gate_std and gate_active (how often a > 0); branch_correlation
-        of a and b; quadrant_* frequencies of their signs. Missing where the neuron never does anything.
+        of a and b; quadrant_* frequencies of their signs.
         """
         scale = np.square(self._gauge.double().numpy())
 
@@ -169,7 +188,7 @@ class OutputMoments(_Grouped):
         groups: int = GROUPS,
     ) -> None:
         """Of a layer with this gate and these values, as the model has them; b is multiplied by `gauge`, they divided."""
-        super().__init__((), groups)
+        super().__init__((1,), groups)
         self._act, self._gauge, self._value = act, gauge, value
 
     def update(self, a: Branch, b: Branch, group: int) -> None:
@@ -183,10 +202,10 @@ class OutputMoments(_Grouped):
         plain, swapped = output(act(a) * b), output(act(b) * a)
         rescaled = output(act(RESCALE * a) * b / RESCALE)
         vectors = (plain, swapped, plain - swapped, rescaled, plain - rescaled)
-        self._add(group, torch.stack([vector.square().sum() for vector in vectors]), len(a))
+        self._add(group, torch.stack([vector.square().sum() for vector in vectors])[:, None], len(a))
 
-    def estimates(self) -> tuple[dict[str, float], dict[str, float]]:
-        """exchange_asymmetry_output and scaling_asymmetry_output, and their standard errors."""
+    def estimates(self) -> Estimates:
+        """exchange_asymmetry_output and scaling_asymmetry_output."""
 
         def measures(s: dict[str, np.ndarray], _: float) -> dict[str, np.ndarray]:
             return {
@@ -194,5 +213,4 @@ class OutputMoments(_Grouped):
                 "scaling_asymmetry_output": s["rescaled_gap"] / 2 / (s["plain"] + s["rescaled"]),
             }
 
-        values, errors = self._estimate(measures)
-        return {n: float(v) for n, v in values.items()}, {n: float(v) for n, v in errors.items()}
+        return self._estimate(measures)
