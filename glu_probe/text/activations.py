@@ -50,7 +50,7 @@ def probe_text(
     dtype: str | None = None,
     module: torch.nn.Module | None = None,
     tokenizer: Any = None,
-    report: Report | None = None,
+    report: Report | Callable[[], Report] | None = None,
     progress: Progress = iter,
     estimate: Callable[[float], object] | None = None,
     **options: Any,
@@ -73,7 +73,7 @@ def probe_text(
             default, or "bfloat16"). One in memory runs as it is.
         module: a model in memory to run, where factors are to come from `model`, a reference or checkpoint.
         tokenizer: a transformers tokenizer; else the model's own. A transformers model in memory needs it.
-        report: the weight report of the same layers, if there is one; else it is made.
+        report: the weight report of the same layers, or what makes it once the model is known to run; else it is made.
         progress: wraps the iteration over batches of sequences.
         estimate: called after the first batch with the seconds that the run will take, about.
         **options: of `open_checkpoint`, if `model` is no opened checkpoint.
@@ -93,24 +93,21 @@ def probe_text(
     """
     if contexts < 0 or (neurons is not None and not contexts):
         raise BadOption(f"contexts is {contexts}", hint="Give how many contexts of each quadrant to keep, at least 1")
-    checkpoint, module = _opened(model, module, options)
-    if module is not None and (device is not None or dtype is not None):
-        raise BadOption("device and dtype are those of the model in memory", hint="Move or convert it with model.to(...)")
-    tokenizer = _tokenizer(checkpoint, module, tokenizer)
-    sequences = tokenize(
-        read_texts(text), tokenizer, length=length, tokens=tokens, max_length=_positions(checkpoint.config)
-    )
-    chosen = select_layers(layers, sorted({layer for present in checkpoint.layers_present.values() for layer in present}))
-    runner = (
-        LanguageModel.load(checkpoint, device=device or "cpu", dtype=dtype or "float32", tokenizer=tokenizer)
-        if module is None
-        else LanguageModel.wrap(module, checkpoint, tokenizer=tokenizer)
+    if isinstance(model, torch.nn.Module):
+        if module is not None:
+            raise BadOption("two models in memory are given", hint="Give the one to measure as the first argument only")
+        checkpoint, module = checkpoint_in_memory(model, **options), model
+    else:
+        checkpoint = _opened(model, options)
+    runner, sequences = text_model(
+        checkpoint, text, tokens=tokens, length=length, device=device, dtype=dtype, module=module, tokenizer=tokenizer
     )
     try:
-        _refuse_other_vocabulary(runner, sequences)
+        present = {layer for layers in checkpoint.layers_present.values() for layer in layers}
+        chosen = select_layers(layers, sorted(present))
         sites = runner.heard(chosen)
         agreement = runner.check(sequences.sequences[0][None], sites)
-        report = probe(checkpoint, layers=layers) if report is None else report
+        report = probe(checkpoint, layers=layers) if report is None else report() if callable(report) else report
         refuse_other_rows(report.neurons, sites)
         top = TopContexts(choose_neurons(neurons, report.neurons, sites), contexts) if contexts else None
         measured = measure(
@@ -133,7 +130,7 @@ def probe_text(
         report,
         neurons=with_text,
         layers=with_text_layers(report.layers, with_text, measured),
-        contexts=None if top is None else top.frame(checkpoint.name, sequences, tokenizer),
+        contexts=None if top is None else top.frame(checkpoint.name, sequences, runner.tokenizer),
         provenance=report.provenance | {"text": facts, "notes": [*report.provenance.get("notes", ()), *notes]},
     )
 
@@ -214,17 +211,59 @@ def _flat(branch: torch.Tensor, first: int) -> torch.Tensor:
 # -- what is run ----------------------------------------------------------------------------------
 
 
-def _opened(model: Any, module: Any, options: dict[str, Any]) -> tuple[Checkpoint, Any]:
-    """The checkpoint, and the model in memory if there is one."""
-    if isinstance(model, torch.nn.Module):
-        if module is not None:
-            raise BadOption("two models in memory are given", hint="Give the one to measure as the first argument only")
-        return checkpoint_in_memory(model, **options), model
-    if isinstance(model, Checkpoint):
-        if options:
-            raise BadOption(f"{', '.join(sorted(options))} given for a checkpoint that is already open")
-        return model, module
-    return open_checkpoint(model, **options), module
+def text_model(
+    checkpoint: Checkpoint,
+    text: Any,
+    *,
+    tokens: int | None,
+    length: int,
+    device: str | None = None,
+    dtype: str | None = None,
+    module: torch.nn.Module | None = None,
+    tokenizer: Any = None,
+) -> tuple[LanguageModel, Tokens]:
+    """The model that runs and the text as it reads it; see `probe_text` for the arguments.
+
+    The text comes first: what is wrong with it is said before a model is loaded. Who is done with a model in memory
+    calls `release`.
+    """
+    tokenizer = _tokenizer(checkpoint, module, tokenizer)
+    documents = read_texts(text)
+    sequences = tokenize(documents, tokenizer, length=length, tokens=tokens, max_length=_positions(checkpoint.config))
+    if module is None:
+        runner = LanguageModel.load(checkpoint, device=device or "cpu", dtype=dtype or "float32", tokenizer=tokenizer)
+    else:
+        _refuse_other_place(module, device, dtype)
+        runner = LanguageModel.wrap(module, checkpoint, tokenizer=tokenizer)
+    size = runner.bridge.original_model.config.get_text_config().vocab_size
+    largest = max(int(ids.max()) for ids in sequences.sequences)
+    if largest >= size:
+        runner.release()
+        raise BadOption(
+            f"the tokenizer gives id {largest}, and the model knows {size} tokens",
+            where=checkpoint.name, hint="Give the tokenizer that the model was trained with",
+        )  # fmt: skip
+    return runner, sequences
+
+
+def _opened(model: Any, options: dict[str, Any]) -> Checkpoint:
+    if not isinstance(model, Checkpoint):
+        return open_checkpoint(model, **options)
+    if options:
+        raise BadOption(f"{', '.join(sorted(options))} given for a checkpoint that is already open")
+    return model
+
+
+def _refuse_other_place(module: torch.nn.Module, device: str | None, dtype: str | None) -> None:
+    """A model in memory runs as it is: other wishes are refused, not forgotten."""
+    weight = next(module.parameters())
+    is_on, is_in = str(weight.device), str(weight.dtype).removeprefix("torch.")
+    for name, wanted, found in (("device", device, is_on), ("dtype", dtype, is_in)):
+        if wanted is not None and wanted not in (found, found.split(":")[0]):
+            raise BadOption(
+                f"{name} is {wanted!r}, and the model in memory is {'on' if name == 'device' else 'in'} {found}",
+                hint="Move or convert it with model.to(...)",
+            )
 
 
 def _tokenizer(checkpoint: Checkpoint, module: Any, tokenizer: Any) -> Any:
@@ -243,16 +282,6 @@ def _positions(config: Mapping[str, Any]) -> int | None:
     text = config.get("text_config")
     found = (text if isinstance(text, Mapping) else config).get("max_position_embeddings")
     return found if isinstance(found, int) else None
-
-
-def _refuse_other_vocabulary(runner: LanguageModel, tokens: Tokens) -> None:
-    size = runner.bridge.original_model.config.get_text_config().vocab_size
-    largest = max(int(ids.max()) for ids in tokens.sequences)
-    if largest >= size:
-        raise BadOption(
-            f"the tokenizer gives id {largest}, and the model knows {size} tokens",
-            where=runner.checkpoint.name, hint="Give the tokenizer that the model was trained with",
-        )  # fmt: skip
 
 
 def _notes(runner: LanguageModel, layers: set[int], tokens: Tokens) -> list[str]:

@@ -76,7 +76,9 @@ def _highest(name: str | None, frame: pd.DataFrame, sites: Sequence[Site]) -> di
         near = difflib.get_close_matches(name, numbers, n=3)
         raise BadOption(
             f"{name!r} is not a measure of neurons",
-            hint=f"Did you mean {' or '.join(near)}?" if near else "Write LAYER:NEURON,LAYER:NEURON or a measure's name",
+            hint=f"Did you mean {' or '.join(near)}?"
+            if near
+            else "Write LAYER:NEURON,LAYER:NEURON or a measure's name",
         )
     chosen = {}
     for site in sites:
@@ -159,7 +161,9 @@ class TopContexts:
         }
         joined = {name: np.concatenate([kept.arrays[name], found[name]], axis=-1) for name in kept.arrays}
         # ties go to the earlier place, so that the order in which sequences come does not matter
-        order = np.lexsort((joined["position"], joined["sequence"], -np.abs(joined["value"])), axis=-1)[..., : self.count]
+        order = np.lexsort((joined["position"], joined["sequence"], -np.abs(joined["value"])), axis=-1)[
+            ..., : self.count
+        ]
         kept.arrays = {name: np.take_along_axis(values, order, axis=-1) for name, values in joined.items()}
 
     def frame(self, model: str, tokens: Tokens, tokenizer: Any) -> pd.DataFrame:

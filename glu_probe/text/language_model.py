@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.layout import Site
-from ..errors import BadOption, FactorsDisagree, NotRunnable, NoTokenizer
+from ..errors import BadOption, FactorsDisagree, NoTokenizer, NotRunnable
 from .hooks import Listener, feeding_norm, listener_of, normalised
 from .loading import first_line, load_model, quiet
 
@@ -278,6 +278,15 @@ class LanguageModel:
         )
 
     @torch.inference_mode()
+    def logits(
+        self, ids: Int[Tensor, "batch position"], hooks: Sequence[tuple[str, Callable]] = ()
+    ) -> Float[Tensor, "batch position vocabulary"]:
+        """The model's own, or with what the hooks put in the place of activations."""
+        with torch.inference_mode():
+            return self.bridge.run_with_hooks(
+                ids.to(self.device), return_type="logits", prepend_bos=False, fwd_hooks=list(hooks), use_cache=False
+            )
+
     def _run(self, ids: Tensor, hooks: Sequence[tuple[str, Callable]], stop: int | None = None) -> None:
         count = len(self.bridge.blocks)
         self.bridge.run_with_hooks(

@@ -31,7 +31,9 @@ def load_model(checkpoint: Checkpoint, dtype: torch.dtype, device: str) -> Any:
         return model.to(device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise NotRunnable(
-            f"it cannot be put on device {device!r}: {first_line(error)}", where=checkpoint.name, hint="Use --device cpu"
+            f"it cannot be put on device {device!r}: {first_line(error)}",
+            where=checkpoint.name,
+            hint="Use --device cpu",
         ) from None
 
 

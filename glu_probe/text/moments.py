@@ -69,7 +69,7 @@ class _Grouped:
         self._sums = torch.zeros(groups, len(self.names), *width, dtype=torch.float64)
         self._tokens = np.zeros(groups)
 
-    def _add(self, group: int, sums: Float[Tensor, "name *width"], tokens: int) -> None:
+    def _add(self, group: int, sums: Float[Tensor, "name ..."], tokens: int) -> None:
         self._tokens[group] += tokens
         self._sums[group] += sums.cpu().double()  # in this order: not every device has float64
 
