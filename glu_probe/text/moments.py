@@ -127,7 +127,8 @@ class NeuronMoments(_Grouped):
         """Add a block of tokens to float32 sums, in the order of `names`."""
         act, scratch = self._act, torch.empty_like(a)
         ab = a * b
-        g, swapped, rescaled = act(a).mul_(b), act(b).mul_(a), act(RESCALE * a).mul_(b).div_(RESCALE)
+        # not in place: a linear gate returns the tensor that it got
+        g, swapped, rescaled = act(a) * b, act(b) * a, act(RESCALE * a) * b / RESCALE
         positive_a, positive_b = torch.gt(a, 0, out=torch.empty_like(a)), torch.gt(b, 0, out=torch.empty_like(a))
         swapped_gap, rescaled_gap = g - swapped, g - rescaled
         whole = (a, b, ab, positive_a, positive_b)
