@@ -185,21 +185,21 @@ class LanguageModel:
 
         The order is that of the layers; tensors belong to the model and must not be changed.
         """
-        sites, gates = list(sites), {}
+        sites, held = list(sites), {}
 
-        def keep(tensor: Tensor, hook: Any, *, place: str) -> None:
-            gates[place] = tensor
-
-        def hand_over(tensor: Tensor, hook: Any, *, site: Site, listener: Listener) -> None:
+        def hear(tensor: Tensor, hook: Any, *, site: Site, listener: Listener, name: str) -> None:
+            held[name] = tensor
+            if not {listener.gate, listener.up} <= held.keys():  # families differ in which comes first
+                return
+            a, b = (held.pop(branch).reshape(*ids.shape, -1) for branch in (listener.gate, listener.up))
             on_a, on_b, _ = listener.multipliers
-            a, b = (branch.reshape(*ids.shape, -1) for branch in (gates.pop(listener.gate), tensor))
             receive(site, a if on_a == 1 else a * on_a, b if on_b == 1 else b * on_b)
 
         hooks = []
         for site in sites:
             listener = self.listeners[site]
-            hooks.append((listener.gate, partial(keep, place=listener.gate)))
-            hooks.append((listener.up, partial(hand_over, site=site, listener=listener)))
+            for name in (listener.gate, listener.up):
+                hooks.append((name, partial(hear, site=site, listener=listener, name=name)))
         self._run(ids, hooks, stop=max(site.layer for site in sites) + 1)
 
     def check(self, ids: Int[Tensor, "batch position"], sites: Iterable[Site]) -> dict[Site, float]:
@@ -299,9 +299,13 @@ class LanguageModel:
 
 
 def _relative(found: Tensor, expected: Tensor) -> float:
-    """Largest difference over the root mean square of what is expected."""
-    scale = expected.square().mean().sqrt().clamp(min=torch.finfo(expected.dtype).tiny)
-    return ((found - expected).abs().max() / scale).item()
+    """Largest difference, over the size of what is expected there, in its row and in all of it.
+
+    Rounding is as large as the terms of a sum are, and single tokens of language models have enormous ones.
+    """
+    size = expected.abs() + expected.square().mean(-1, keepdim=True).sqrt() + expected.square().mean().sqrt()
+    difference = (found - expected).abs() / size.clamp(min=torch.finfo(expected.dtype).tiny)
+    return difference.max().item()
 
 
 # -- a model before and after ---------------------------------------------------------------------
