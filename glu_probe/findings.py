@@ -181,8 +181,10 @@ def _on_text(layers: pd.DataFrame, neurons: pd.DataFrame) -> str:
     gaussian = layers["exchange_asymmetry_output"]
     beside = "" if gaussian.isna().all() else f" (Gaussian input: {_span(gaussian, '.2g')})"
     share = neurons["bilinear_share_text"].mean()
+    if pd.notna(error):
+        sentence += f", with a standard error of at most {error:.1g} for a layer's mean"
     return (
-        f"{sentence}, with a standard error of at most {error:.1g} for a layer's mean. The layers' outputs have an exchange "
+        f"{sentence}. The layers' outputs have an exchange "
         f"asymmetry of {_span(output, '.2g')} there{beside}, and the product of the branches carries {_percent(share)} of a "
         "neuron's energy."
     )

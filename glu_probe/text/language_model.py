@@ -282,11 +282,11 @@ class LanguageModel:
         self, ids: Int[Tensor, "batch position"], hooks: Sequence[tuple[str, Callable]] = ()
     ) -> Float[Tensor, "batch position vocabulary"]:
         """The model's own, or with what the hooks put in the place of activations."""
-        with torch.inference_mode():
-            return self.bridge.run_with_hooks(
-                ids.to(self.device), return_type="logits", prepend_bos=False, fwd_hooks=list(hooks), use_cache=False
-            )
+        return self.bridge.run_with_hooks(
+            ids.to(self.device), return_type="logits", prepend_bos=False, fwd_hooks=list(hooks), use_cache=False
+        )
 
+    @torch.inference_mode()
     def _run(self, ids: Tensor, hooks: Sequence[tuple[str, Callable]], stop: int | None = None) -> None:
         count = len(self.bridge.blocks)
         self.bridge.run_with_hooks(
@@ -294,6 +294,7 @@ class LanguageModel:
             return_type=None,
             prepend_bos=False,
             fwd_hooks=list(hooks),
+            use_cache=False,
             **({"stop_at_layer": stop} if stop is not None and stop < count else {}),
         )
 
@@ -313,7 +314,8 @@ def _relative(found: Tensor, expected: Tensor) -> float:
 
 def _prepare(model: Any) -> list[Callable[[], object]]:
     """Make a transformers model ready to be wrapped; returns what undoes it, last step first."""
-    restore: list[Callable[[], object]] = [partial(_unwrap, model)]
+    own = {path: (dict(module._parameters), dict(module._buffers)) for path, module in model.named_modules()}
+    restore: list[Callable[[], object]] = [partial(_unwrap, model, own)]
     if model.training:
         restore.append(partial(model.train, True))
     model.eval()
@@ -333,13 +335,16 @@ def _undo(restore: list[Callable[[], object]]) -> None:
         restore.pop(0)()
 
 
-def _unwrap(model: Any) -> None:
-    """Put every module back in the place of the component that was built around it."""
+def _unwrap(model: Any, own: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> None:
+    """Put every module back in the place of the component that was built around it, with its own tensors and no others."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             while _INNER in child._modules:
                 child = child._modules[_INNER]
                 parent._modules[name] = child
+    for path, module in model.named_modules():
+        if path in own:
+            module._parameters, module._buffers = own[path]
 
 
 def _for_bridge(tokenizer: Any) -> Any:
