@@ -152,7 +152,7 @@ class OneMLP:
     d_mlp: int
     layer: int = 0
     tower: str = "text"
-    expert: None = None
+    expert: str | None = None
     where: str = "layer 0"
 
 
