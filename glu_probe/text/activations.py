@@ -29,8 +29,9 @@ from .language_model import LanguageModel
 from .moments import GROUPS, GaugeMoments, NeuronMoments, OutputMoments
 
 _GAUGE_SHARE = 4
-_OUTPUT_TOKENS = 4096  # outputs are whole vectors: this many tokens leave an error of about a hundredth
-_BATCH_TOKENS = 1024
+# Outputs are whole vectors, and cost as much as the MLP itself: on long texts a part of the tokens, spread over all of it.
+_OUTPUT_TOKENS, _OUTPUT_SHARE, _SHORT = 4096, 4, 1024
+BATCH_TOKENS = 1024
 _SUMS_COST = 1.3  # of a batch in the main pass, over one in the pass for the gauge
 
 Progress = Callable[[Iterable[Any]], Iterable[Any]]
@@ -93,12 +94,7 @@ def probe_text(
     """
     if contexts < 0 or (neurons is not None and not contexts):
         raise BadOption(f"contexts is {contexts}", hint="Give how many contexts of each quadrant to keep, at least 1")
-    if isinstance(model, torch.nn.Module):
-        if module is not None:
-            raise BadOption("two models in memory are given", hint="Give the one to measure as the first argument only")
-        checkpoint, module = checkpoint_in_memory(model, **options), model
-    else:
-        checkpoint = _opened(model, options)
+    checkpoint, module = opened(model, module, options)
     runner, sequences = text_model(
         checkpoint, text, tokens=tokens, length=length, device=device, dtype=dtype, module=module, tokenizer=tokenizer
     )
@@ -157,10 +153,10 @@ def measure(
     first, count = 0 if first_position else 1, len(tokens.sequences)
     gauges = {site: GaugeMoments(site.d_mlp) for site in sites}
     some = tokens.split_every(_GAUGE_SHARE)[1] if count >= _GAUGE_SHARE else tokens
-    steps = [("gauge", batch) for batch in some.batches(_BATCH_TOKENS)]
-    steps += [("sums", batch) for batch in tokens.batches(_BATCH_TOKENS)]
+    steps = [("gauge", batch) for batch in some.batches(BATCH_TOKENS)]
+    steps += [("sums", batch) for batch in tokens.batches(BATCH_TOKENS)]
     cost = sum(ids.numel() * (_SUMS_COST if phase == "sums" else 1.0) for phase, (_, ids) in steps)
-    output_every = max(1, round(tokens.n_tokens / _OUTPUT_TOKENS))
+    stride = max(1, min(_OUTPUT_SHARE, tokens.n_tokens // _SHORT), tokens.n_tokens // _OUTPUT_TOKENS)
     moments: dict[Site, tuple[NeuronMoments, OutputMoments]] = {}
     # a sequence whose only token is its first has nothing to say
     heard = [index for index, ids in enumerate(tokens.sequences) if len(ids) > first]
@@ -185,8 +181,7 @@ def measure(
                 # contiguous groups: neighbouring sequences are of one document, and depend on each other
                 one = _flat(a[row : row + 1], first), _flat(b[row : row + 1], first)
                 moments[site][0].update(*one, group_of[index])
-                if index % output_every == 0:
-                    moments[site][1].update(*one, group_of[index])
+                moments[site][1].update(*(branch[::stride] for branch in one), group_of[index])
                 if top is not None:
                     top.update(site, *one, index, first)
 
@@ -246,12 +241,19 @@ def text_model(
     return runner, sequences
 
 
-def _opened(model: Any, options: dict[str, Any]) -> Checkpoint:
+def opened(
+    model: Any, module: torch.nn.Module | None, options: dict[str, Any]
+) -> tuple[Checkpoint, torch.nn.Module | None]:
+    """The checkpoint of what `probe_text` takes as a model, and the model in memory that is to run, if there is one."""
+    if isinstance(model, torch.nn.Module):
+        if module is not None:
+            raise BadOption("two models in memory are given", hint="Give the one to measure as the first argument only")
+        return checkpoint_in_memory(model, **options), model
     if not isinstance(model, Checkpoint):
-        return open_checkpoint(model, **options)
+        return open_checkpoint(model, **options), module
     if options:
         raise BadOption(f"{', '.join(sorted(options))} given for a checkpoint that is already open")
-    return model
+    return model, module
 
 
 def _refuse_other_place(module: torch.nn.Module, device: str | None, dtype: str | None) -> None:

@@ -110,7 +110,7 @@ def test_numbers_are_those_of_plain_forward_passes(directory, first_position):
 @pytest.mark.parametrize("batch", [1, 64, 10**6])
 def test_batches_change_nothing(directory, report, monkeypatch, batch):
     """One sequence at a time, a few, and all of one length at once."""
-    monkeypatch.setattr(activations, "_BATCH_TOKENS", batch)
+    monkeypatch.setattr(activations, "BATCH_TOKENS", batch)
     other = gp.probe_text(directory, **RUN)
     for frame in ("neurons", "layers"):
         assert_same(getattr(other, frame), getattr(report, frame))
