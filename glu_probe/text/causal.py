@@ -1,8 +1,8 @@
 """What breaking a symmetry costs: coefficients of one MLP, or of several, are replaced while the model reads text.
 
 Fits and gauges come from calibration text, costs from other text. The stream that enters each layer is recorded once; an
-intervention in layer L computes the layers from L on only. Every layer starts with the identity, whose loss must be that of
-the untouched model to the last bit. Differences are paired token by token; their standard errors are over sequences.
+intervention in layer L computes the layers from L on only. Every target starts with the identity, which must cost nothing
+to the last bit. Differences are paired token by token; their standard errors are over sequences.
 
 Two things would dominate unseen. The first position of a sequence holds a massive activation in many models, so it is left
 alone unless asked for. And single neurons can carry most of a layer's cost, so every result names the neurons whose
@@ -11,75 +11,38 @@ coefficient changes most, and is repeated with the first of them spared.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from ..arguments import whole_number
-from ..checkpoint.checkpoint import Checkpoint, open_checkpoint
+from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.layout import Site
-from ..errors import BadOption, FactorsDisagree, NotRunnable
+from ..errors import BadOption
+from ..probing import probe
 from ..selection import select_layers
-from .activations import text_model
+from .activations import opened, text_model
 from .corpus import Tokens
 from .interventions import INTERVENTIONS, Calibration, Fitted, change
 from .language_model import LanguageModel
-from .replay import Replayer, divergences, token_losses
+from .parts import Parts, running_versions, weights_sha256
+from .runs import BATCH_TOKENS, Case, Cost, Runs
+from .targets import PerNeuron, Target, ranking, targets_of, with_subsets
 
 DEFAULT = tuple(name for name in INTERVENTIONS if name != "identity")
-_BATCH_TOKENS = 1024
 _NAMED = 8  # neurons that a row names
 
 Progress = Callable[[Iterable[Any]], Iterable[Any]]
-Mask = Float[Tensor, " d_mlp"]
-
-
-@dataclass(frozen=True)
-class Target:
-    """What is edited at once: MLPs, and which of their neurons (1 edited, 0 left alone)."""
-
-    label: str
-    sites: tuple[Site, ...]
-    neurons: str = "all"
-    masks: Mapping[Site, Mask] | None = None
-
-    @property
-    def first(self) -> int:
-        """The lowest layer."""
-        return min(site.layer for site in self.sites)
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Change of the loss and divergence of one run, by sequence: [sequence] sums over its tokens, and their numbers."""
-
-    loss: np.ndarray
-    divergence: np.ndarray
-    losses: np.ndarray
-    positions: np.ndarray
-
-    def row(self, suffix: str = "") -> dict[str, float]:
-        """Means per token, with standard errors over sequences."""
-        out = {}
-        for name, sums, counts in (("delta_loss", self.loss, self.losses), ("kl", self.divergence, self.positions)):
-            mean, count = sums.sum() / counts.sum(), len(sums)
-            residual = (sums - mean * counts) / counts.mean()
-            out[f"{name}{suffix}"] = float(mean)
-            out[f"{name}{suffix}_se"] = float(residual.std(ddof=1) / math.sqrt(count)) if count > 1 else math.nan
-        return out
 
 
 def causal(
-    model: str | os.PathLike | Checkpoint,
+    model: str | os.PathLike | Checkpoint | torch.nn.Module,
     text: Any = None,
     *,
     layers: Iterable[int] | str | None = None,
@@ -89,298 +52,255 @@ def causal(
     calibration: int = 4096,
     length: int = 256,
     spare: int = 1,
-    subset: tuple[str, float, pd.DataFrame] | None = None,
+    subset: tuple[str, float] | tuple[str, float, pd.DataFrame] | None = None,
     first_position: bool = False,
-    device: str = "cpu",
-    dtype: str = "float32",
-    module: Any = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    module: torch.nn.Module | None = None,
     tokenizer: Any = None,
     seed: int = 0,
+    parts: str | os.PathLike | None = None,
     progress: Progress = iter,
+    estimate: Callable[[float], object] | None = None,
     **options: Any,
 ) -> pd.DataFrame:
     """The causal cost of interventions in the gated MLPs of a language model.
 
     Args:
-        model: a reference as `open_checkpoint` takes it, or an opened checkpoint.
+        model: a reference as `open_checkpoint` takes it, an opened checkpoint, or a model in memory; see `probe_text`.
         text: what `read_texts` takes; None for the sample that comes with the package.
         layers: which layers; all by default.
         interventions: names of `INTERVENTIONS`.
         together: edit all chosen layers at once, not one at a time.
-        tokens, calibration: at most so many tokens for the costs and for gauges and fits; never the same ones.
+        tokens, calibration: at most so many tokens for the costs and for gauges and fits; never the same sequences.
         length: tokens of a sequence.
         spare: how many neurons, by the energy of their change on the calibration text, are left alone in the second
             run of each intervention; 0 for no second run.
-        subset: (measure, share, neuron frame): edit the share of neurons of each MLP with the largest values of that
-            column only, and as a control as many random others of the same output energy.
+        subset: (measure, share) or (measure, share, neuron frame): edit the share of each MLP's neurons that is
+            highest by that column, and as a control as many random others of the same output energy. Without a frame
+            that of the weight report is made; measures on text need the frame of `probe_text`.
         first_position: edit the first position of each sequence too.
         device, dtype, module, tokenizer: as in `probe_text`.
-        seed: of the random control.
-        progress: wraps the iteration over runs.
-        **options: of `open_checkpoint`, if `model` is a reference.
+        seed: of the random controls.
+        parts: a directory in which rows are kept as they come. The same call again goes on where it was interrupted;
+            a call with other options, text or model is refused.
+        progress: wraps the iteration over targets and batches.
+        estimate: called before the first run with the seconds that all will take, about.
+        **options: of `open_checkpoint`, if `model` is no opened checkpoint.
 
     Returns:
-        A row per target and intervention: model, layers, expert, neurons ("all", or which subset), intervention, gauge,
-        delta_loss and kl (nats a token; KL(clean || changed) over all positions) with `_se`, the same with suffix
-        `_spared`, spared (how many), top_neurons, n_tokens. An intervention that changes nothing costs exactly 0.
+        A row per target and intervention. model, layers ("7", "0-7"), expert, neurons ("all", or which subset),
+        energy_share and other_energy_share (of the MLPs' output energy, the part of the neurons edited and that of the
+        subset they are compared with), intervention, gauge; delta_loss and kl, nats a token, with standard errors
+        `_se`: change of the next-token loss, and KL(clean || changed) over all positions; output_gap: energy of
+        the change of the MLPs' output over that of the output, on a sequence of every batch; the same columns with
+        suffix `_spared`, missing where nothing is spared; spared (how many neurons), top_neurons (those whose change has the
+        most energy), n_tokens (with a loss) and n_sequences. `attrs` says what was run: "text", "calibration",
+        "clean_loss" in nats a token, "options" and "versions".
 
     Raises:
-        GluProbeError: one of its subclasses.
+        NotRunnable: the model cannot be run or replayed, or nothing in these layers can be listened to.
+        FactorsDisagree: what the factors compute is not what the model computes, or the identity changes anything.
+        ModelTooLarge, NoTokenizer, TextTooShort, TextUnreadable, BadOption: and other subclasses of GluProbeError.
     """
-    _refuse_unknown(interventions)
-    spare, seed = whole_number("spare", spare, 0), whole_number("seed", seed, 0)
-    checkpoint = model if isinstance(model, Checkpoint) else open_checkpoint(model, **options)
+    interventions = _known(interventions)
+    least = {"tokens": 2, "calibration": 2, "spare": 0, "seed": 0}
+    given = {"tokens": tokens, "calibration": calibration, "spare": spare, "seed": seed}
+    tokens, calibration, spare, seed = (whole_number(name, given[name], low) for name, low in least.items())
+    checkpoint, module = opened(model, module, options)
     runner, corpus = text_model(
         checkpoint, text, tokens=tokens + calibration, length=length, device=device, dtype=dtype, module=module,
         tokenizer=tokenizer,
     )  # fmt: skip
-    fitting, evaluation = _parts(corpus, tokens, calibration)
-    sites = runner.heard(select_layers(layers, checkpoint.layers_present["text"]))
-    runner.check(evaluation.sequences[0][None], sites)
-    first = 0 if first_position else 1
-    fits = _fit(runner, sites, fitting, first)
-    energies = _energies(runner, sites, fitting, fits, interventions, first)
-    targets = _targets(sites, together, subset, seed)
-    rows = []
-    with _Runs(runner, evaluation, fits, first, {site.layer for site in sites}) as runs:
-        steps = [(target, name) for target in targets for name in interventions]
-        for target, name in progress(steps):
-            ranking = _ranking(target, {site: energies[site][name] for site in target.sites})
-            cost = runs.cost(target, name)
-            row = {
-                "model": checkpoint.name,
-                "layers": target.label,
-                "expert": _only({site.expert for site in target.sites}),
-                "neurons": target.neurons,
-                "intervention": name,
-                "gauge": INTERVENTIONS[name].gauge,
-                **cost.row(),
-            }
-            if spare:
-                row |= runs.cost(target, name, spared=ranking[:spare]).row("_spared")
-            row |= {
-                "spared": spare,
-                "top_neurons": ", ".join(_neuron_label(target, place) for place in ranking[:_NAMED]),
-                "n_tokens": int(cost.losses.sum()),
-            }
-            rows.append(row)
-    return pd.DataFrame(rows)
+    try:
+        fitting, evaluation = _split(corpus, tokens, calibration)
+        present = sorted({layer for layers in checkpoint.layers_present.values() for layer in layers})
+        sites = runner.heard(select_layers(layers, present))
+        runner.check(evaluation.sequences[0][None], sites)
+        subset = _with_frame(subset, checkpoint, sites)
+        facts = {
+            "interventions": list(interventions), "together": together, "spare": spare, "seed": seed,
+            "first_position": first_position, "device": str(runner.device), "dtype": str(runner.dtype).removeprefix("torch."),
+            "subset": None if subset is None else [*subset[:2], _frame_sha256(subset[2], subset[0])],
+        }  # fmt: skip
+        attrs = {
+            "text": evaluation.words(), "calibration": fitting.words(), "options": facts, "versions": running_versions(),
+        }  # fmt: skip
+        kept = None
+        if parts is not None:
+            kept = Parts(parts, _fingerprint(checkpoint, module, attrs))
+        job = _Job(runner, fitting, evaluation, sites, interventions, 0 if first_position else 1)
+        rows = job.rows(together, subset, spare, seed, kept, progress, estimate)
+        frame = pd.DataFrame([{"model": checkpoint.name, **row} for row in rows])
+        frame.attrs = attrs | {"clean_loss": job.clean_loss}
+        return frame
+    finally:
+        runner.release()
 
 
-def _refuse_unknown(interventions: Sequence[str]) -> None:
-    unknown = [name for name in interventions if name not in INTERVENTIONS]
-    if unknown or not interventions:
+def _known(interventions: Sequence[str]) -> tuple[str, ...]:
+    names = (interventions,) if isinstance(interventions, str) else tuple(dict.fromkeys(interventions))
+    unknown = [name for name in names if name not in INTERVENTIONS]
+    if unknown or not names:
         raise BadOption(
             f"there is no intervention {unknown[0]!r}" if unknown else "no intervention is asked for",
             hint=f"There are {', '.join(INTERVENTIONS)}",
         )
+    return names
 
 
-def _parts(corpus: Tokens, tokens: int, calibration: int) -> tuple[Tokens, Tokens]:
+def _split(corpus: Tokens, tokens: int, calibration: int) -> tuple[Tokens, Tokens]:
     """Calibration and evaluation text, of which no sequence is in both."""
     if len(corpus.sequences) < 4:
         raise BadOption(
             f"the text makes {len(corpus.sequences)} sequences, and calibration and evaluation need two each at least",
-            hint="Give more text, or a smaller --length",
+            hint="Give more text, more tokens, or a smaller length",
         )
-    return corpus.split(calibration / (tokens + calibration))
+    count = len(corpus.sequences)
+    return corpus.split(min(max(calibration / (tokens + calibration), 2 / count), 1 - 2 / count))
 
 
-def _only(values: set) -> Any:
-    return next(iter(values)) if len(values) == 1 else None
+def _with_frame(
+    subset: tuple | None, checkpoint: Checkpoint, sites: Sequence[Site]
+) -> tuple[str, float, pd.DataFrame] | None:
+    if subset is None or len(subset) == 3:
+        return subset
+    measure, share = subset
+    if str(measure).endswith("_text"):
+        raise BadOption(f"{measure} is a measure on text", hint="Give (measure, share, probe_text(...).neurons)")
+    return measure, share, probe(checkpoint, layers=sorted({site.layer for site in sites})).neurons
 
 
-def _neuron_label(target: Target, place: tuple[Site, int]) -> str:
-    site, neuron = place
-    return str(neuron) if len(target.sites) == 1 else f"{site.layer}:{neuron}"
+def _frame_sha256(frame: pd.DataFrame, measure: str) -> str:
+    columns = [name for name in ("tower", "layer", "expert", measure) if name in frame]
+    return hashlib.sha256(frame[columns].to_csv(index=False).encode()).hexdigest()
+
+
+def _fingerprint(checkpoint: Checkpoint, module: Any, attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that decides about the rows of a target, by name; which other targets there are does not."""
+    facts = {"model": checkpoint.provenance() | {"notes": None}}
+    if module is not None:
+        facts["weights"] = weights_sha256(module)
+    return facts | {name: attrs[name] for name in ("text", "calibration", "versions")} | attrs["options"]
 
 
 def _flat(branch: Tensor, first: int) -> Tensor:
     return branch[:, first:].reshape(-1, branch.shape[-1]).float()
 
 
-def _fit(runner: LanguageModel, sites: Sequence[Site], text: Tokens, first: int) -> dict[Site, Fitted]:
-    """Gauges and fits of every MLP: two passes over the calibration text."""
-    sums = {site: Calibration(runner.checkpoint.activation_of(site), site.d_mlp) for site in sites}
-    for phase in ("first", "second"):
-        for _, ids in text.batches(_BATCH_TOKENS):
-            runner.listen(
-                ids, sites, lambda site, a, b, phase=phase: getattr(sums[site], phase)(_flat(a, first), _flat(b, first))
-            )
-    return {site: one.fitted() for site, one in sums.items()}
-
-
-def _energies(
-    runner: LanguageModel, sites: Sequence[Site], text: Tokens, fits: Mapping[Site, Fitted], names: Sequence[str], first: int
-) -> dict[Site, dict[str, Tensor]]:
-    """E[(change of the coefficient)^2] |v|^2 of every neuron under every intervention, on the first calibration batch."""
-    out: dict[Site, dict[str, Tensor]] = {}
-
-    def add(site: Site, a: Tensor, b: Tensor) -> None:
-        a, b = _flat(a, first), _flat(b, first)
-        size = runner.value(site).float().square().sum(1)
-        out[site] = {name: change(name, a, b, fits[site]).square().mean(0).cpu() * size.cpu() for name in names}
-
-    _, ids = next(text.batches(_BATCH_TOKENS))
-    runner.listen(ids, sites, add)
-    return out
-
-
-def _ranking(target: Target, energies: Mapping[Site, Tensor]) -> list[tuple[Site, int]]:
-    """The target's neurons by falling energy of their change."""
-    every = []
-    for site in target.sites:
-        energy = energies[site] if target.masks is None else energies[site] * target.masks[site]
-        top = energy.topk(min(64, len(energy)))
-        every += [(value, site, neuron) for value, neuron in zip(top.values.tolist(), top.indices.tolist(), strict=True)]
-    every.sort(key=lambda one: -one[0])
-    return [(site, neuron) for value, site, neuron in every if value > 0]
-
-
-# -- targets -------------------------------------------------------------------------------------
-
-
-def _targets(
-    sites: Sequence[Site], together: bool, subset: tuple[str, float, pd.DataFrame] | None, seed: int
-) -> list[Target]:
-    layers = sorted({site.layer for site in sites})
-    span = str(layers[0]) if len(layers) == 1 else f"{layers[0]}-{layers[-1]}"
-    groups = [(span, tuple(sites))] if together else [(str(site.layer), (site,)) for site in sites]
-    if subset is None:
-        return [Target(label, group) for label, group in groups]
-    measure, share, frame = subset
-    rng = np.random.default_rng(seed)
-    chosen = {site: _top_and_control(site, measure, share, frame, rng) for site in sites}
-    words = (f"top {share:.0%} by {measure}".replace("%", " %"), "random of equal energy")
-    return [
-        Target(label, group, words[which], {site: chosen[site][which] for site in group})
-        for label, group in groups
-        for which in (0, 1)
-    ]
-
-
-def _top_and_control(
-    site: Site, measure: str, share: float, frame: pd.DataFrame, rng: np.random.Generator
-) -> tuple[Mask, Mask]:
-    """The neurons with the largest values, and for each of them a random other one of nearly its output energy."""
-    energy_column = "output_energy_text" if "output_energy_text" in frame else "output_energy"
-    absent = [name for name in (measure, energy_column) if name not in frame]
-    if absent:
-        raise BadOption(f"the neuron frame has no column {absent[0]!r}", hint="Give the frame of a report")
-    expert = frame["expert"].fillna("").astype(str)
-    rows = frame[(frame["tower"] == site.tower) & (frame["layer"] == site.layer) & (expert == str(site.expert or ""))]
-    values, energy = (rows[name].to_numpy(dtype=float) for name in (measure, energy_column))
-    count = max(1, round(share * len(rows)))
-    if len(rows) != site.d_mlp or not 0 < share <= 0.5 or np.isfinite(values).sum() < 2 * count:
-        raise BadOption(
-            f"{share!r} of the neurons of {site.where} cannot be chosen by {measure} with as many others left",
-            hint="Give a share up to 0.5, and the frame of the same layers",
-        )
-    top = np.argsort(-np.where(np.isfinite(values), values, -np.inf), kind="stable")[:count]
-    left = sorted(set(range(site.d_mlp)) - set(top.tolist()), key=lambda neuron: energy[neuron])
-    control = []
-    for neuron in rng.permutation(top):
-        at = int(np.searchsorted([energy[other] for other in left], energy[neuron]))
-        control.append(left.pop(min(max(at + int(rng.integers(-2, 3)), 0), len(left) - 1)))
-    masks = torch.zeros(2, site.d_mlp)
-    masks[0, torch.from_numpy(top.copy())] = 1
-    masks[1, torch.tensor(control)] = 1
-    return masks[0], masks[1]
-
-
-# -- runs ----------------------------------------------------------------------------------------
-
-
-class _Runs:
-    """Evaluation text whose clean run is recorded, and reruns of it with edits."""
+class _Job:
+    """Targets, and their rows one after another."""
 
     def __init__(
-        self, runner: LanguageModel, text: Tokens, fits: Mapping[Site, Fitted], first: int, layers: set[int]
+        self,
+        runner: LanguageModel,
+        fitting: Tokens,
+        evaluation: Tokens,
+        sites: Sequence[Site],
+        interventions: Sequence[str],
+        first: int,
     ) -> None:
-        self._runner, self._fits, self._first = runner, fits, first
-        try:
-            self._replayer = Replayer(runner.bridge)
-        except LookupError as error:
-            raise NotRunnable(str(error), where=runner.checkpoint.name) from None
-        self._batches = [ids for _, ids in text.batches(_BATCH_TOKENS)]
-        self._residuals: list[dict[int, Tensor]] = []
-        self._losses: list[Tensor] = []
-        self._clean: tuple[int, list[Tensor]] | None = None
-        self._layers = layers
+        self._runner, self._fitting, self._evaluation, self._sites = runner, fitting, evaluation, sites
+        self._names, self._first = interventions, first
+        self.clean_loss = math.nan
 
-    def __enter__(self) -> _Runs:
-        for ids in self._batches:
-            with self._replayer.recording(self._layers) as residuals:
-                logits = self._logits(ids, {})
-            self._residuals.append(dict(residuals))
-            self._losses.append(token_losses(logits, ids))
-        return self
+    def rows(
+        self,
+        together: bool,
+        subset: tuple[str, float, pd.DataFrame] | None,
+        spare: int,
+        seed: int,
+        kept: Parts | None,
+        progress: Progress,
+        estimate: Callable[[float], object] | None,
+    ) -> list[dict[str, Any]]:
+        fits = self._fits()
+        changes = self._changes(fits)
+        targets = targets_of(self._sites, together)
+        if subset is not None:
+            energies = {site: one["zero_ablation"] for site, one in changes.items()}
+            targets = with_subsets(targets, energies, *subset, seed)
+        found = {} if kept is None else {target: kept.rows(_part(target)) for target in targets}
+        waiting = [target for target in targets if found.get(target) is None]
+        runs = Runs(self._runner, self._evaluation, fits, self._first, {target.first for target in waiting or targets})
+        self.clean_loss = runs.clean_loss
+        if waiting:
+            runs.check_head()
+            runs.check(max(waiting, key=lambda target: target.first), everywhere=True)
+            if estimate is not None:
+                estimate(runs.seconds(waiting, len(self._names) * (2 if spare else 1)))
+        costs: list[list[Cost]] = []
+        for target, index in progress([(target, index) for target in waiting for index in range(len(runs))]):
+            ranks = {
+                name: ranking(target, {site: changes[site][name] for site in target.sites}) for name in self._names
+            }
+            cases = [Case(name) for name in self._names]
+            cases += [Case(name, tuple(ranks[name][:spare])) for name in self._names] if spare else []
+            if index == 0:
+                runs.check(target)
+            costs.append(runs.costs(target, cases, index))
+            if index == len(runs) - 1:
+                joined = [Cost.joined(one) for one in zip(*costs, strict=True)]
+                costs = []
+                found[target] = [
+                    _row(target, name, joined[n], joined[n + len(self._names)] if spare else None, ranks[name], spare)
+                    for n, name in enumerate(self._names)
+                ]
+                if kept is not None:
+                    kept.keep(_part(target), found[target])
+        return [row for target in targets for row in found[target]]
 
-    def __exit__(self, *_: Any) -> None:
-        self._residuals.clear()
+    def _fits(self) -> dict[Site, Fitted]:
+        """Gauges and fits of every MLP: two passes over the calibration text."""
+        sums = {site: Calibration(self._runner.checkpoint.activation_of(site), site.d_mlp) for site in self._sites}
+        for phase in ("first", "second"):
 
-    def _logits(self, ids: Tensor, edits: Mapping[Site, Callable[[Tensor, Tensor], Tensor]]) -> Tensor:
-        """[batch, position, vocabulary], with the change that an edit makes of a and b added to S(a) b."""
-        held: dict[str, Tensor] = {}
+            def add(site: Site, a: Tensor, b: Tensor, phase: str = phase) -> None:
+                getattr(sums[site], phase)(_flat(a, self._first), _flat(b, self._first))
 
-        def keep(tensor: Tensor, hook: Any, *, name: str) -> None:
-            held[name] = tensor
+            self._listen(self._fitting, add)
+        return {site: one.fitted() for site, one in sums.items()}
 
-        def replace(tensor: Tensor, hook: Any, *, site: Site) -> Tensor:
-            listener = self._runner.listeners[site]
-            return tensor + edits[site](held.pop(listener.gate), held.pop(listener.up)).to(tensor)
+    def _changes(self, fits: Mapping[Site, Fitted]) -> dict[Site, dict[str, PerNeuron]]:
+        """E[(change of the coefficient)^2] |v|^2 of every neuron under every intervention, on some calibration text."""
+        out: dict[Site, dict[str, PerNeuron]] = {}
+        names = dict.fromkeys((*self._names, "zero_ablation"))
 
-        hooks = []
-        for site in edits:
-            listener = self._runner.listeners[site]
-            hooks += [(name, partial(keep, name=name)) for name in (listener.gate, listener.up)]
-            hooks.append((listener.product, partial(replace, site=site)))
-        return self._runner.logits(ids, hooks)
+        def add(site: Site, a: Tensor, b: Tensor) -> None:
+            a, b = _flat(a, self._first), _flat(b, self._first)
+            size = self._runner.value(site).float().square().sum(1)
+            out[site] = {name: (change(name, a, b, fits[site]).square().mean(0) * size).cpu() for name in names}
 
-    def _edit(self, name: str, site: Site, mask: Mask | None) -> Callable[[Tensor, Tensor], Tensor]:
-        def edit(a: Tensor, b: Tensor) -> Tensor:
-            delta = change(name, a.float(), b.float(), self._fits[site])
-            if mask is not None:
-                delta = delta * mask.to(delta)
-            delta[:, : self._first] = 0
-            return delta
+        self._listen(self._fitting, add, batches=1)
+        return out
 
-        return edit
+    @torch.no_grad()
+    def _listen(self, text: Tokens, add: Callable[[Site, Tensor, Tensor], None], batches: int | None = None) -> None:
+        for number, (_, ids) in enumerate(text.batches(BATCH_TOKENS)):
+            if number != batches:
+                self._runner.listen(ids, self._sites, add)
+            else:
+                break
 
-    def cost(self, target: Target, name: str, *, spared: Sequence[tuple[Site, int]] = ()) -> Cost:
-        """Of one intervention on a target, some neurons left alone."""
-        parts = []
-        for index, ids in enumerate(self._batches):
-            edits = {}
-            for site in target.sites:
-                mask = None if target.masks is None else target.masks[site].clone()
-                alone = [neuron for where, neuron in spared if where is site]
-                if alone:
-                    mask = torch.ones(site.d_mlp) if mask is None else mask
-                    mask[alone] = 0
-                edits[site] = self._edit(name, site, mask)
-            clean = self._clean_logits(target, index, ids)
-            with self._replayer.starting_at(target.first, self._residuals[index][target.first]):
-                logits = self._logits(ids, edits)
-            losses = token_losses(logits, ids) - self._losses[index]
-            kl = divergences(clean, logits)
-            parts.append(
-                (losses.sum(1).numpy(), kl.sum(1).numpy(), np.full(len(ids), losses.shape[1]), np.full(len(ids), kl.shape[1]))
-            )
-        return Cost(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
-    def _clean_logits(self, target: Target, index: int, ids: Tensor) -> Tensor:
-        """Logits of the identity in this target's layers, which must be those of the untouched model."""
-        if self._clean is None or self._clean[0] != target.first:
-            self._clean = (target.first, [])
-        if index == len(self._clean[1]):
-            edits = {site: self._edit("identity", site, None) for site in target.sites}
-            with self._replayer.starting_at(target.first, self._residuals[index][target.first]):
-                logits = self._logits(ids, edits)
-            if not torch.equal(token_losses(logits, ids), self._losses[index]):
-                raise FactorsDisagree(
-                    "the identity changes the model's loss: layers cannot be replayed here",
-                    where=f"{self._runner.checkpoint.name}, layer {target.first}",
-                )
-            self._clean[1].append(logits)
-        return self._clean[1][index]
+def _part(target: Target) -> str:
+    """A name for the target, fit for a file."""
+    which = {"all": ""}.get(target.neurons, " control" if target.neurons.startswith("random") else " top")
+    expert = "" if target.expert is None else f" {target.expert}"
+    words = target.layers if len(target.layers) < 100 else hashlib.sha256(target.layers.encode()).hexdigest()
+    return f"{words}{expert}{which}"
+
+
+def _row(
+    target: Target, name: str, cost: Cost, alone: Cost | None, ranks: Sequence[tuple[Site, int]], spare: int
+) -> dict[str, Any]:
+    names = ("delta_loss_spared", "delta_loss_spared_se", "kl_spared", "kl_spared_se", "output_gap_spared")
+    spared = dict.fromkeys(names, math.nan) if alone is None else alone.row("_spared")
+    return {
+        "layers": target.layers, "expert": target.expert, "neurons": target.neurons,
+        "energy_share": target.energy_share, "other_energy_share": target.other_energy_share,
+        "intervention": name, "gauge": INTERVENTIONS[name].gauge,
+        **cost.row(), **spared,
+        "spared": len(ranks[:spare]), "top_neurons": ", ".join(target.label(place) for place in ranks[:_NAMED]),
+        "n_tokens": int(cost.losses.sum()), "n_sequences": len(cost.loss),
+    }  # fmt: skip

@@ -99,10 +99,6 @@ def _rescaled(c: float) -> Rule:
     return lambda a, b, fitted: fitted.activation(c * a) * b / c
 
 
-def _symmetrised(a: Branch, b: Branch, fitted: Fitted) -> Branch:
-    return (_own(a, b, fitted) + _exchanged(a, b, fitted)) / 2
-
-
 def _bilinear(a: Branch, b: Branch, fitted: Fitted) -> Branch:
     return (fitted.linear.to(a) + fitted.product.to(a) * a) * b
 
@@ -121,11 +117,19 @@ def _zero(a: Branch, b: Branch, fitted: Fitted) -> Branch:
 
 @dataclass(frozen=True)
 class Intervention:
-    """One of them: its rule, the gauge it works in, and what it means."""
+    """One of them.
+
+    Attributes:
+        rule: the coefficient to go to.
+        gauge: the one it works in, "canonical" (of the calibration text) or "raw".
+        meaning: in words.
+        way: how much of the way to go, from S(a) b on; so the symmetrised change is half the exchange to the last bit.
+    """
 
     rule: Rule
     gauge: str
     meaning: str
+    way: float = 1.0
 
 
 INTERVENTIONS: dict[str, Intervention] = {
@@ -135,7 +139,7 @@ INTERVENTIONS: dict[str, Intervention] = {
     "rescale_half": Intervention(_rescaled(0.5), "canonical", "2 S(a / 2) b"),
     "rescale_double": Intervention(_rescaled(2.0), "canonical", "S(2 a) b / 2"),
     "symmetrised": Intervention(
-        _symmetrised, "canonical", "(S(a) b + S(b) a) / 2: the part that exchange leaves alone"
+        _exchanged, "canonical", "(S(a) b + S(b) a) / 2: the part that exchange leaves alone", way=0.5
     ),
     "bilinear_fit": Intervention(_bilinear, "canonical", "(c0 + c1 a) b, fitted on other text"),
     "symmetric_fit": Intervention(_symmetric, "canonical", "c S(a b), fitted on other text"),
@@ -146,6 +150,6 @@ INTERVENTIONS: dict[str, Intervention] = {
 
 def change(name: str, a: Branch, b: Branch, fitted: Fitted) -> Branch:
     """New coefficient less the old one, for a and b as the model computes them; exactly 0 for identity."""
-    gauge = fitted.gauge.to(b)
+    one, gauge = INTERVENTIONS[name], fitted.gauge.to(b)
     canonical = b * gauge
-    return (INTERVENTIONS[name].rule(a, canonical, fitted) - _own(a, canonical, fitted)) / gauge
+    return (one.rule(a, canonical, fitted) - _own(a, canonical, fitted)) * one.way / gauge

@@ -1,4 +1,8 @@
-"""Running a model from the middle: layers below are not computed again but replaced by what they gave before."""
+"""Running a model in pieces: its layers from the middle on, and its head a few positions at a time.
+
+Layers below are not computed again but replaced by what they gave before. The head is most of a small model's arithmetic
+and its output most of the memory: [position, vocabulary] of a whole batch never exists at once.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 Residual = Float[Tensor, "batch position d_model"]
+_BLOCK = 16  # rows of logits that stay in a core's cache through all their sums
 
 
 class _Recorded(nn.Module):
@@ -33,7 +38,11 @@ class _Recorded(nn.Module):
 
 
 class Replayer:
-    """The stack of layers of a model that TransformerLens has wrapped."""
+    """The stack of layers of a model that TransformerLens has wrapped.
+
+    Attributes:
+        depth: number of layers.
+    """
 
     def __init__(self, bridge: Any) -> None:
         """Find the list of layers that the model's own forward pass runs through.
@@ -46,6 +55,7 @@ class Replayer:
         self._layers = next((m for m in lists if m[0] is first), None)
         if self._layers is None:
             raise LookupError("the model's layers do not stand in one list")
+        self.depth = len(self._layers)
         self._tuples = False
 
     @contextlib.contextmanager
@@ -53,31 +63,31 @@ class Replayer:
         """Within it, a forward pass leaves the residual stream that enters each of these layers in the mapping."""
         found: dict[int, Residual] = {}
 
-        def record(index: int, _module: nn.Module, args: tuple, kwargs: dict) -> None:
+        def record(index: int, args: tuple, kwargs: dict) -> None:
             found[index] = (args[0] if args else kwargs["hidden_states"]).detach()
-
-        def look(_module: nn.Module, _args: tuple, output: Any) -> None:
-            self._tuples = isinstance(output, tuple)
 
         handles = [
             self._layers[index].register_forward_pre_hook(
-                lambda m, a, k, index=index: record(index, m, a, k), with_kwargs=True
+                lambda module, args, kwargs, index=index: record(index, args, kwargs), with_kwargs=True
             )
             for index in layers
         ]
-        handles.append(self._layers[0].register_forward_hook(look))
+        handles.append(self._layers[-1].register_forward_hook(lambda _m, _a, output: self._look(output)))
         try:
             yield found
         finally:
             for handle in handles:
                 handle.remove()
 
+    def _look(self, output: Any) -> None:
+        self._tuples = isinstance(output, tuple)
+
     @contextlib.contextmanager
     def starting_at(self, layer: int, residual: Residual) -> Iterator[None]:
         """Within it, a forward pass of the same tokens computes the layers from this one on only.
 
         The lower ones give the recorded stream that enters it, so that whatever the model does besides, such as positions
-        and masks, is done as always.
+        and masks, is done as always. With `depth` as the layer, only what follows the layers is computed.
         """
         kept = list(self._layers[:layer])
         try:
@@ -88,24 +98,46 @@ class Replayer:
             for index, original in enumerate(kept):
                 self._layers[index] = original
 
+    @contextlib.contextmanager
+    def without_head(self) -> Iterator[list[Residual]]:
+        """Within it, a forward pass leaves the stream behind the last layer in the list, and its head sees one position."""
+        found: list[Residual] = []
+
+        def cut(_module: nn.Module, _args: tuple, output: Any) -> Any:
+            self._look(output)
+            stream = output[0] if self._tuples else output
+            found.append(stream.detach())
+            return (stream[:, :1], *output[1:]) if self._tuples else stream[:, :1]
+
+        handle = self._layers[-1].register_forward_hook(cut)
+        try:
+            yield found
+        finally:
+            handle.remove()
+
 
 @torch.inference_mode()
-def token_losses(logits: Float[Tensor, "batch position vocabulary"], ids: Tensor) -> Float[Tensor, "batch position-1"]:
-    """Next-token cross entropy in nats."""
-    batch = [
-        torch.nn.functional.cross_entropy(one[:-1].float(), target[1:].to(one.device), reduction="none")
-        for one, target in zip(logits, ids, strict=True)
-    ]
-    return torch.stack(batch).double().cpu()
+def probabilities(logits: Float[Tensor, "position vocabulary"]) -> Float[Tensor, "position vocabulary"]:
+    """Softmax in float32."""
+    return torch.cat([logits[start : start + _BLOCK].float().softmax(-1) for start in range(0, len(logits), _BLOCK)])
 
 
 @torch.inference_mode()
-def divergences(
-    clean: Float[Tensor, "batch position vocabulary"], changed: Float[Tensor, "batch position vocabulary"]
-) -> Float[Tensor, "batch position"]:
-    """KL(clean || changed) of the next token's distribution, in nats; a sequence at a time, for vocabularies are large."""
-    batch = []
-    for one, other in zip(clean, changed, strict=True):
-        log_p, log_q = one.float().log_softmax(-1), other.float().log_softmax(-1)
-        batch.append((log_p.exp() * (log_p - log_q)).sum(-1))
-    return torch.stack(batch).double().cpu()
+def cross_entropies(
+    probability: Float[Tensor, "position vocabulary"],
+    logits: Float[Tensor, "position vocabulary"],
+    following: Int[Tensor, " position"],
+) -> tuple[Float[Tensor, " position"], Float[Tensor, " position"]]:
+    """Cross entropy of these logits under a distribution, and under the token that follows, in nats; float64, on the cpu.
+
+    With p the softmax of other logits, the first is KL(p || these) plus what the same function gives for the other logits
+    themselves; for equal logits the difference is exactly 0.
+    """
+    under_p, under_text = [], []
+    for start in range(0, len(logits), _BLOCK):
+        rows = slice(start, start + _BLOCK)
+        block = logits[rows].float()
+        normaliser = block.logsumexp(-1)
+        under_p.append(normaliser - torch.linalg.vecdot(probability[rows], block))
+        under_text.append(normaliser - block.gather(1, following[rows, None])[:, 0])
+    return torch.cat(under_p).cpu().double(), torch.cat(under_text).cpu().double()
