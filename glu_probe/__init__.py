@@ -27,6 +27,7 @@ _PUBLIC = {
     "check": "checking",
     "probe": "probing",
     "measure_layer": "probing",
+    "probe_text": "text.activations",
     "Report": "report",
     "gaussian_measures": "measures.gaussian",
     "io_class": "measures.io_classes",
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from .neurons import GatedLayer
     from .probing import measure_layer, probe
     from .report import Report
+    from .text.activations import probe_text
 
 
 def load_report(directory):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -183,30 +184,146 @@ def report(
 
 
 def _report(checkpoint: Any, out: Path, *, figures: bool, **options: Any) -> Any:
+    return _saved(out, figures, lambda: _weights(checkpoint, **options))
+
+
+def _weights(checkpoint: Any, **options: Any) -> Any:
     from tqdm import tqdm
 
     from .probing import probe
+
+    def progress(sites: Any) -> Any:
+        return tqdm(sites, desc=checkpoint.name, unit=" layers", disable=None)
+
+    return probe(checkpoint, progress=progress, **options)
+
+
+def _saved(out: Path | None, figures: bool, make: Callable[[], Any]) -> Any:
+    """Make a report and write it, if anywhere; a directory that was made for it does not stay behind empty."""
     from .report import prepare_directory
 
-    made = not out.exists()
-    prepare_directory(out)  # before the work, not after it
+    made = out is not None and not out.exists()
+    if out is not None:
+        prepare_directory(out)  # before the work, not after it
     try:
-        result = probe(
-            checkpoint,
-            progress=lambda sites: tqdm(sites, desc=checkpoint.name, unit=" layers", disable=None),
-            **options,
-        )
+        result = make()
     except BaseException as error:
         if made and not any(out.iterdir()):
             out.rmdir()
         if isinstance(error, KeyboardInterrupt):
-            typer.echo(f"interrupted: nothing was written to {out}", err=True)
+            typer.echo(f"interrupted: nothing was written{f' to {out}' if out else ''}", err=True)
             raise typer.Exit(130) from None
         raise
     result.provenance["command"] = ["glu-probe", *sys.argv[1:]]
     _notes(result.provenance["notes"])
-    _notes(result.save(out, figures=figures))
+    if out is not None:
+        _notes(result.save(out, figures=figures))
     return result
+
+
+@app.command(epilog="Example: glu-probe activations HuggingFaceTB/SmolLM2-135M --text book.txt -o smollm2-text")
+def activations(
+    model: Model,
+    text: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|DIR|-|hf:NAME",
+            help="The text: a file, a directory of .txt and .md files, standard input, or a dataset of the hub as "
+            "hf:NAME[:config][@split][#column]. Without it, the sample that comes with glu-probe.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="DIR", help="Where to write the report; made if need be.")
+    ] = None,
+    layers: Layers = None,
+    tokens: Annotated[int, typer.Option(min=0, help="At most so many tokens of it; 0 for all.")] = 16_384,
+    length: Annotated[int, typer.Option(min=2, help="Tokens of a sequence.")] = 256,
+    first_position: Annotated[
+        bool, typer.Option("--first-position", help="Let the first position of every sequence take part.")
+    ] = False,
+    contexts: Annotated[
+        int,
+        typer.Option(min=0, metavar="K", help="Keep the K strongest contexts of each sign quadrant of some neurons."),
+    ] = 0,
+    neurons: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LAYER:NEURON,...|MEASURE",
+            help="Which neurons --contexts is for: these, or the 3 of each layer that are highest by a measure.",
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, mps.")] = "cpu",
+    dtype: Annotated[str, typer.Option(metavar="float32|bfloat16", help="In which precision.")] = "float32",
+    family: Family = None,
+    fused_layout: FusedLayout = None,
+    activation: ActivationName = None,
+    expert_layout: ExpertLayout = None,
+    fold_norm: FoldNorm = True,
+    fold_post_norm: FoldPostNorm = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of everything that is sampled.")] = 0,
+    figures: Annotated[bool, typer.Option(help="Draw figures and report.html.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Run a text through the model and measure what its gated MLPs do.
+
+    The weight report is made along with it, and each measure on text stands beside its value on Gaussian input. Needs
+    memory for the whole model.
+    """
+    from .checkpoint.checkpoint import open_checkpoint
+    from .text.activations import probe_text
+
+    checkpoint = open_checkpoint(
+        model,
+        family=family,
+        fused_layout=fused_layout,
+        activation=activation,
+        expert_layout=expert_layout,
+        fold_norm=fold_norm,
+        fold_post_norm=fold_post_norm,
+    )
+
+    def progress(steps: Any) -> Any:
+        from tqdm import tqdm
+
+        return tqdm(steps, desc="text", unit=" batches", disable=None)
+
+    result = _saved(
+        out,
+        figures,
+        lambda: probe_text(
+            checkpoint,
+            text,
+            layers=layers,
+            tokens=tokens or None,
+            length=length,
+            first_position=first_position,
+            contexts=contexts,
+            neurons=neurons,
+            device=device,
+            dtype=dtype,
+            report=lambda: _weights(checkpoint, layers=layers, seed=seed),
+            progress=progress,
+            estimate=lambda seconds: typer.echo(f"running the text takes about {_duration(seconds)}", err=True),
+        ),
+    )
+    if as_json:
+        found = [] if result.contexts is None else json.loads(result.contexts.to_json(orient="records"))
+        facts = {"findings": result.findings, "contexts": found, "provenance": result.provenance}
+        _print_json({"directory": None if out is None else str(out), **facts})
+        return
+    _echo("\n".join(result.findings))
+    if result.contexts is not None:
+        _echo("")
+        for row in result.contexts.itertuples():
+            _echo(
+                f"layer {row.layer} neuron {row.neuron} {row.quadrant:<11} {row.value:>9.3g} {row.token!r} in {row.window!r}"
+            )
+    if out is not None:
+        _echo(f"\nwrote {out / 'report.html' if figures else f'{out}: layers, neurons, classes, provenance'}")
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 @app.command(epilog="Example: glu-probe neuron HuggingFaceTB/SmolLM2-135M 27 100")
@@ -267,12 +384,12 @@ def plot(directory: Annotated[Path, typer.Argument(metavar="DIR", help="Director
 def ls(what: Annotated[Listing, typer.Argument(help="What to list.")], as_json: AsJson = False) -> None:
     """List the measures or the families."""
     if what is Listing.measures:
-        from .measures.registry import MEASURES
+        from .measures.registry import MEASURES, TEXT_MEASURES, TEXT_SUFFIXES
 
         rows = [
             {"name": m.name, "level": m.level, "range": m.range, "invariant": list(m.invariant), "needs": m.needs,
              "meaning": m.meaning, "reference": m.reference}
-            for m in MEASURES.values()
+            for m in (*MEASURES.values(), *TEXT_MEASURES.values())
         ]  # fmt: skip
     else:
         from .checkpoint.families import FAMILIES
@@ -293,6 +410,10 @@ def ls(what: Annotated[Listing, typer.Argument(help="What to list.")], as_json: 
             _echo(f"{row['name']:<28} {row['range']:<18} {row['meaning']}{gauge}")
         else:
             _echo(f"{', '.join(row['names'])}\n    {row['layout']}: {', '.join(row['tensors'])}; {row['norm']}")
+    if what is Listing.measures:
+        _echo("\nColumns of `glu-probe activations` end so:")
+        for suffix, meaning in TEXT_SUFFIXES.items():
+            _echo(f"{suffix:<28} {meaning}")
 
 
 _HOW_TO_READ = """

@@ -178,8 +178,8 @@ class QuantizedWeights(UnsupportedModel):
     """Weights are packed by a scheme that is not decoded here."""
 
 
-class MissingLibrary(QuantizedWeights):
-    """Weights are packed by a scheme whose own library decodes it, and that library is not installed."""
+class MissingLibrary(UnsupportedModel):
+    """An optional library that this needs is not installed; the message has the pip line."""
 
 
 # -- results ------------------------------------------------------------------------------------
@@ -191,3 +191,30 @@ class CannotWrite(GluProbeError):
 
 class NoReport(GluProbeError):
     """A directory holds no saved report, or an incomplete one."""
+
+
+# -- texts, and models that run them --------------------------------------------------------------
+
+
+class NotRunnable(UnsupportedModel):
+    """The model cannot be run, or its MLPs cannot be listened to."""
+
+
+class FactorsDisagree(UnsupportedModel):
+    """What the factors compute is not what the model computes."""
+
+
+class ModelTooLarge(GluProbeError):
+    """The model does not fit into memory."""
+
+
+class TextUnreadable(GluProbeError):
+    """What was given as text is not text, or cannot be read."""
+
+
+class TextTooShort(GluProbeError):
+    """There is no text, or too few tokens of it."""
+
+
+class NoTokenizer(GluProbeError):
+    """The model comes without a tokenizer, or with one that cannot be loaded."""

@@ -417,6 +417,23 @@ def neuron_scatter(
     return ax
 
 
+def text_scatter(neurons: pd.DataFrame, measure: str = "exchange_asymmetry", *, ax: Axes | None = None) -> Axes:
+    """A measure of every neuron on Gaussian input against the same on text, and the line where they agree.
+
+    Args:
+        neurons: the neuron frame of a report with text.
+        measure: which; its columns are `measure` and `measure`_text.
+        ax: where to draw.
+
+    Raises:
+        BadOption: a column is absent, or no neuron has both values.
+    """
+    ax = neuron_scatter(neurons, measure, f"{measure}_text", ax=ax)
+    low, high = max(ax.get_xlim()[0], ax.get_ylim()[0]), min(ax.get_xlim()[1], ax.get_ylim()[1])
+    ax.plot([low, high], [low, high], color="0.4", lw=0.8, ls="--", scalex=False, scaley=False)
+    return ax
+
+
 _CLASS_COLOURS = {
     "strengthening": "#08519c", "atypical strengthening": "#3182bd", "conditional strengthening": "#6baed6",
     "atypical conditional strengthening": "#bdd7e7", "proportional change": "#31a354",

@@ -24,6 +24,7 @@ def findings(layers: pd.DataFrame, neurons: pd.DataFrame) -> list[str]:
         _writing(gated),
         _ranks(gated),
         _shared_subspace(gated),
+        _on_text(gated, neurons),
         _oddities(layers),
     ]
     return [sentence for sentence in sentences if sentence]
@@ -166,6 +167,31 @@ def _shared_subspace(layers: pd.DataFrame) -> str:
             "every pair of gate and up rows had its mirror image, 50 % if the exchanged tensor is orthogonal."
         )
     return " ".join(text)
+
+
+def _on_text(layers: pd.DataFrame, neurons: pd.DataFrame) -> str:
+    if "exchange_asymmetry_text" not in neurons or neurons["exchange_asymmetry_text"].isna().all():
+        return ""
+    text, error = neurons["exchange_asymmetry_text"].mean(), layers["exchange_asymmetry_text_mean_se"].max()
+    sentence = f"On text, exchanging gate and up changes the sign of {_percent(text)} of a neuron's energy"
+    known = neurons["exchange_asymmetry"].notna() & neurons["exchange_asymmetry_text"].notna()
+    if known.any():
+        both = neurons.loc[known, ["exchange_asymmetry", "exchange_asymmetry_text"]]
+        sentence += (
+            f" ({_percent(both['exchange_asymmetry'].mean())} on Gaussian input; rank correlation of the two over neurons "
+            f"{both.corr('spearman').iloc[0, 1]:.2f})"
+        )
+    output = layers["exchange_asymmetry_output_text"]
+    gaussian = layers["exchange_asymmetry_output"]
+    beside = "" if gaussian.isna().all() else f" (Gaussian input: {_span(gaussian, '.2g')})"
+    share = neurons["bilinear_share_text"].mean()
+    if pd.notna(error):
+        sentence += f", with a standard error of at most {error:.1g} for a layer's mean"
+    return (
+        f"{sentence}. The layers' outputs have an exchange "
+        f"asymmetry of {_span(output, '.2g')} there{beside}, and the product of the branches carries {_percent(share)} of a "
+        "neuron's energy."
+    )
 
 
 def _oddities(layers: pd.DataFrame) -> str:

@@ -12,8 +12,8 @@ import numpy as np
 
 from .arguments import whole_number
 from .checkpoint.checkpoint import Checkpoint, open_checkpoint
-from .checkpoint.layout import Site
 from .checkpoint.memory import Workspace
+from .checkpoint.sites import Site
 from .errors import BadOption, NonFinite
 from .frames import LayerResult, class_rows, empty_row, join, layer_frame, layer_row, neuron_frame
 from .measures.neuron import flags as neuron_flags

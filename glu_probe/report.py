@@ -20,7 +20,8 @@ from .errors import BadOption, CannotWrite, NoReport
 _LAYER_TABLE = (
     "layer", "group", "n_neurons", "exchange_asymmetry_relu_ratio", "query_norm_median", "abs_cos_qk_mean", "abs_cos_qk_null_mean", "cos_kv_mean",
     "exchange_asymmetry_mean", "exchange_asymmetry_output", "exchange_asymmetry_output_se", "scaling_asymmetry_output",
-    "bilinear_share_mean", "output_energy_top_share",
+    "exchange_asymmetry_text_mean", "exchange_asymmetry_text_mean_se", "exchange_asymmetry_output_text",
+    "exchange_asymmetry_output_text_se", "bilinear_share_mean", "bilinear_share_text_mean", "output_energy_top_share",
     "gate_stable_rank_unit", "up_stable_rank_unit", "down_stable_rank_unit", "branch_overlap", "tensor_asymmetry",
 )  # fmt: skip
 
@@ -35,13 +36,15 @@ class Report:
         neurons: a row per neuron, with every neuron measure, `io_class` and `flag` (what is odd about it, or "").
         classes: fractions of the input-output classes per layer over a sweep of thresholds.
         provenance: files or revision, family, activation, norm, options, seed, versions, and `notes`, what a reader
-            must know. JSON-ready.
+            must know. JSON-ready; "text" in it is what was run, if anything was.
+        contexts: where in a text some neurons do most, a row per context; None if that was not asked for.
     """
 
     layers: pd.DataFrame
     neurons: pd.DataFrame
     classes: pd.DataFrame
     provenance: dict[str, Any] = field(default_factory=dict)
+    contexts: pd.DataFrame | None = None
 
     def __repr__(self) -> str:
         return f"Report({self.provenance.get('model')}: {len(self.layers)} rows of layers, {len(self.neurons)} neurons)"
@@ -55,7 +58,7 @@ class Report:
 
     def save(self, directory: str | os.PathLike, *, figures: bool = True) -> list[str]:
         """Write everything into a directory, data first: layers.csv, layers.parquet, neurons.parquet, classes.csv,
-        provenance.json, then figures/*.png and report.html.
+        provenance.json, contexts.parquet and contexts.csv if there are contexts, then figures/*.png and report.html.
 
         Every file appears whole or not at all. A figure that cannot be drawn does not keep the rest from being written.
 
@@ -71,6 +74,11 @@ class Report:
             write_atomically(directory / "layers.csv", lambda path: self.layers.to_csv(path, index=False))
             write_atomically(directory / "neurons.parquet", self.neurons.to_parquet)
             write_atomically(directory / "classes.csv", lambda path: self.classes.to_csv(path, index=False))
+            for name, write in _contexts_files(self.contexts):
+                if write is None:  # of another run that was saved here
+                    (directory / name).unlink(missing_ok=True)
+                else:
+                    write_atomically(directory / name, write)
             write_text(directory / "provenance.json", json.dumps(self.provenance, indent=2, allow_nan=False) + "\n")
         return self.draw(directory) if figures else []
 
@@ -106,12 +114,14 @@ class Report:
             classes = pd.read_csv(
                 directory / "classes.csv", dtype=names, keep_default_na=False, na_values={"fraction": [""]}
             )
+            kept = directory / "contexts.parquet"
+            contexts = pd.read_parquet(kept) if kept.exists() else None
         except (OSError, ValueError) as error:
             raise NoReport(
                 f"there is no complete report here ({_first_line(error)})", where=directory,
                 hint="Make one with `glu-probe report MODEL -o DIR`",
             ) from None  # fmt: skip
-        return cls(layers, neurons, classes, provenance)
+        return cls(layers, neurons, classes, provenance, contexts)
 
     def to_html(self) -> str:
         """The report as one self-contained page."""
@@ -120,8 +130,9 @@ class Report:
     def _html(self, pictures: list[dict[str, Any]]) -> str:
         import jinja2
 
-        from .measures.registry import MEASURES
+        from .measures.registry import MEASURES, TEXT_MEASURES, TEXT_SUFFIXES
 
+        on_text = "text" in self.provenance
         environment = jinja2.Environment(
             loader=jinja2.PackageLoader("glu_probe", "."), autoescape=True, undefined=jinja2.StrictUndefined,
             trim_blocks=True, lstrip_blocks=True,
@@ -133,7 +144,8 @@ class Report:
         encoded = [p | {"png": base64.b64encode(p["png"]).decode()} if p["png"] else p for p in pictures]
         return environment.get_template("report.html.jinja").render(
             provenance=self.provenance, findings=self.findings, pictures=encoded, columns=columns, rows=rows,
-            measures=MEASURES.values(), version=importlib.metadata.version("glu-probe"),
+            measures=[*MEASURES.values(), *(TEXT_MEASURES.values() if on_text else ())],
+            suffixes=TEXT_SUFFIXES if on_text else {}, version=importlib.metadata.version("glu-probe"),
         )  # fmt: skip
 
     def _pictures(self) -> tuple[list[dict[str, Any]], list[str]]:
@@ -150,6 +162,15 @@ class Report:
                 troubles.append(f"{name}: {reason}")
             pictures.append({"name": name, "title": title, "caption": caption, "png": png, "reason": reason})
         return pictures, troubles
+
+
+def _contexts_files(contexts: pd.DataFrame | None) -> list[tuple[str, Callable[[Path], object] | None]]:
+    if contexts is None:
+        return [("contexts.parquet", None), ("contexts.csv", None)]
+    return [
+        ("contexts.parquet", contexts.to_parquet),
+        ("contexts.csv", lambda path: contexts.to_csv(path, index=False)),
+    ]
 
 
 def _figures(report: Report) -> Iterator[tuple[str, str, str, tuple[float, float], Callable]]:
@@ -219,6 +240,7 @@ def _figures(report: Report) -> Iterator[tuple[str, str, str, tuple[float, float
         (6.6, 4.4), lambda ax: f.neuron_scatter(neurons, ax=ax),
     )  # fmt: skip
     yield from _expert_figures(report)
+    yield from _text_figures(report)
 
 
 def _expert_figures(report: Report) -> Iterator[tuple[str, str, str, tuple[float, float], Callable]]:
@@ -241,6 +263,27 @@ def _expert_figures(report: Report) -> Iterator[tuple[str, str, str, tuple[float
                 "layers have nothing to do with each other; what to look for is experts that differ from the rest of their layer.",
                 size, lambda ax, m=measure, t=tower: f.expert_heatmap(neurons, m, tower=t, ax=ax),
             )  # fmt: skip
+
+
+def _text_figures(report: Report) -> Iterator[tuple[str, str, str, tuple[float, float], Callable]]:
+    """What a text adds, if one was run."""
+    from . import figures as f
+
+    if "text" not in report.provenance:
+        return
+    layers = report.layers
+    pairs = [f"exchange_asymmetry_{kind}" for kind in ("mean", "text_mean", "output", "output_text")]
+    yield (
+        "text_profile", "Exchange asymmetry on text",
+        "Of neurons (mean) and of the layer's output, on Gaussian input and on text, each in the canonical gauge of its own "
+        "input. Where the lines of one pair part, what the layer meets in text is not what its weights alone suggest.",
+        (max(8.2, 4.6 + 0.11 * len(layers)), 3.4), lambda ax: f.layer_lines(layers, pairs, ax=ax),
+    )  # fmt: skip
+    yield (
+        "text_scatter", "Exchange asymmetry of every neuron, Gaussian input against text",
+        "On the line a neuron is as asymmetric on text as on isotropic input.",
+        (6.6, 4.8), lambda ax: f.text_scatter(report.neurons, ax=ax),
+    )  # fmt: skip
 
 
 def render(draw: Callable, size: tuple[float, float]) -> bytes:

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+import glu_probe as gp
 from glu_probe import cli
 
 from .support import llama_config, llama_tensors, write_checkpoint, write_llama
@@ -202,3 +203,111 @@ def test_no_display_is_needed(llama, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out/figures/heatmap.png").stat().st_size > 5000
+
+
+# -- on text --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A language model of a few thousand weights with its tokenizer."""
+    from .text.tiny_models import save
+
+    return save(tmp_path_factory.mktemp("tiny") / "tiny", "llama")
+
+
+def test_activations(run, tiny, tmp_path):
+    from .text.tiny_models import words
+
+    (tmp_path / "a.txt").write_text(words(300))
+    code, out, err = run(
+        "activations", tiny, "--text", tmp_path / "a.txt", "-o", tmp_path / "out", "--length", 32, "--contexts", 2,
+        "--neurons", "1:3,2:5", "--layers", "1:",
+    )  # fmt: skip
+    assert code == 0
+    assert "On text, exchanging gate and up" in out
+    assert "layer 1 neuron 3 plus_plus" in out
+    assert f"wrote {tmp_path / 'out' / 'report.html'}" in out
+    assert "running the text takes about" in err
+    report = gp.load_report(tmp_path / "out")
+    assert report.layers["layer"].tolist() == [1, 2]
+    assert report.neurons["exchange_asymmetry_text"].notna().all()
+    assert set(zip(report.contexts["layer"], report.contexts["neuron"], strict=True)) == {(1, 3), (2, 5)}
+    assert report.provenance["text"]["document_names"] == ["a.txt"]
+    assert (tmp_path / "out/figures/text_profile.png").exists()
+
+
+def test_activations_on_standard_input_as_json(run, tiny, monkeypatch):
+    import io
+
+    from .text.tiny_models import words
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(words(200).encode())))
+    code, out, _ = run(
+        "activations", tiny, "--text", "-", "--length", 32, "--tokens", 200, "--first-position", "--dtype", "bfloat16",
+        "--contexts", 1, "--neurons", "query_norm", "--seed", 4, "--json",
+    )  # fmt: skip
+    assert code == 0
+    facts = json.loads(out)
+    text = facts["provenance"]["text"]
+    assert (text["tokens"], text["first_position"], text["dtype"]) == (200, True, "bfloat16")
+    assert text["document_names"] == ["standard input"]
+    assert facts["directory"] is None
+    assert facts["provenance"]["seed"] == 4
+    assert len({(row["layer"], row["neuron"]) for row in facts["contexts"]}) == 9
+    assert any(sentence.startswith("On text") for sentence in facts["findings"])
+
+
+def test_activations_on_the_sample_that_comes_along(run, tiny):
+    code, out, _ = run("activations", tiny, "--length", 128, "--tokens", 500)
+    assert code == 0
+    assert "On text" in out
+    whole = json.loads(run("activations", tiny, "--length", 128, "--tokens", 0, "--json")[1])["provenance"]["text"]
+    assert whole["document_names"] == ["sample"]
+    assert whole["tokens"] > 8000
+
+
+@pytest.mark.parametrize(("arguments", "code", "words"), [
+    (["MODEL", "--text", "/no/such"], 2, "PathNotFound"),
+    (["MODEL", "--text", "EMPTY"], 2, "TextTooShort"),
+    (["MODEL", "--text", "LATIN"], 2, "this is not UTF-8"),
+    (["MODEL", "--length", "4096"], 2, "has only 128 positions"),
+    (["MODEL", "--length", "64", "--dtype", "float8"], 2, "dtype is 'float8'"),
+    (["MODEL", "--length", "64", "--device", "nowhere"], 3, "it cannot be put on device 'nowhere'"),
+    (["MODEL", "--length", "64", "--layers", "9"], 2, "there is no layer 9"),
+    (["MODEL", "--length", "64", "--neurons", "0:1"], 2, "contexts is 0"),
+    (["MODEL", "--length", "64", "--contexts", "2", "--neurons", "0:99"], 2, "layer 0 has no neuron 99"),
+    (["MODEL", "--length", "64", "--activation", "gelu"], 3, "FactorsDisagree"),
+    (["BARE"], 2, "NoTokenizer"),
+    (["ROUTED", "--length", "64"], 3, "routed experts run batched"),
+])  # fmt: skip
+def test_activations_that_cannot_be_run(run, tiny, tmp_path, arguments, code, words):
+    from .text.tiny_models import save
+
+    (tmp_path / "empty.txt").write_text("\n")
+    (tmp_path / "latin.txt").write_bytes(b"Gr\xfc\xdfe")
+    names = {"MODEL": tiny, "EMPTY": tmp_path / "empty.txt", "LATIN": tmp_path / "latin.txt"}
+    if "BARE" in arguments:
+        names["BARE"] = save(tmp_path / "bare", "llama", tokenizer=False)
+    if "ROUTED" in arguments:
+        names["ROUTED"] = save(tmp_path / "routed", "mixtral")
+    found, out, err = run(
+        "activations", *(names.get(argument, argument) for argument in arguments), "-o", tmp_path / "out"
+    )
+    assert found == code
+    assert words in err
+    assert out == ""
+    assert "Traceback" not in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_ls_explains_the_columns_of_text(run):
+    out = run("ls", "measures")[1]
+    for name in (
+        "gate_mean_text",
+        "quadrant_plus_minus_text",
+        "_text_se",
+        "_text_minus_gaussian",
+        "output_energy_text",
+    ):
+        assert f"\n{name} " in out

@@ -270,3 +270,17 @@ def test_wrong_columns_are_refused_with_a_suggestion(report):
         gp.figures.neuron_scatter(report.neurons, "io_class", "cos_kv")
     with pytest.raises(BadOption, match="no column"):
         gp.figures.layer_heatmap(report.neurons, measures=["query_norm"])
+
+
+def test_text_scatter_has_the_line_where_both_agree(ax):
+    frame = pd.DataFrame(
+        {"layer": [0, 0, 1], "bilinear_share": [0.1, 0.5, 0.9], "bilinear_share_text": [0.2, 0.4, np.nan]}
+    )
+    ax = gp.figures.text_scatter(frame, "bilinear_share", ax=ax)
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("bilinear_share", "bilinear_share_text")
+    np.testing.assert_allclose(ax.collections[0].get_offsets(), [[0.1, 0.2], [0.5, 0.4]])
+    line = ax.lines[-1].get_xydata()
+    np.testing.assert_array_equal(line[:, 0], line[:, 1])
+    assert line[0, 0] < line[1, 0]
+    with pytest.raises(BadOption, match="exchange_asymmetry"):
+        gp.figures.text_scatter(frame)

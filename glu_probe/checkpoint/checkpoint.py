@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..activations import Activation
 from ..errors import BadOption, ShapeMismatch
 from ..neurons import GatedLayer
 from .factors import FactorReader
@@ -16,7 +18,7 @@ from .layout import Reading, Site, config_width, find_sites
 from .memory import Room, fresh
 from .quantized.parts import scheme_of
 from .ref import parse_ref
-from .rules import Config, Options, TowerRules, decide, gguf_config
+from .rules import Config, MLPRules, Options, TowerRules, decide, gguf_config
 from .source import TensorSource
 
 if TYPE_CHECKING:
@@ -103,6 +105,11 @@ class Checkpoint:
         return self._config.model_type
 
     @property
+    def in_files(self) -> bool:
+        """Whether `ref` leads to files, rather than the tensors being those of a model in memory."""
+        return self._opened.format != "in memory"
+
+    @property
     def source(self) -> TensorSource:
         """The tensors of the files, by name."""
         return self._source
@@ -115,6 +122,11 @@ class Checkpoint:
     def with_options(self, **changes: Any) -> Checkpoint:
         """The same files, read with some of `Options` changed."""
         return Checkpoint(self.ref, self.name, self._opened, replace(self.options, **changes))
+
+    @property
+    def parameter_count(self) -> int:
+        """Number of values in all tensors of the files."""
+        return sum(math.prod(info.shape) for info in self._source.infos().values())
 
     @property
     def layers_present(self) -> dict[str, list[int]]:
@@ -280,6 +292,14 @@ class Checkpoint:
             if known
             else f"There are the stacks {', '.join(sorted(towers))}",
         )
+
+    def rules_of(self, site: Site) -> MLPRules:
+        """What was decided for one MLP: its gate, the norms around it, constants."""
+        return self._reader.rules(site, self._rules[site.tower])
+
+    def activation_of(self, site: Site) -> Activation | None:
+        """The gate of one MLP; None where it is not known."""
+        return self.rules_of(site).activation
 
     def load(self, site: Site, room: Room = fresh) -> GatedLayer:
         """Read one MLP and make its factors."""

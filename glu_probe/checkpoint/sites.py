@@ -17,7 +17,7 @@ SHARED = ("shared_expert", "share_expert", "shared_mlp")
 _GROUPS = ("dense", "routed", "shared")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Site:
     """One gated MLP in the file.
 

@@ -1,6 +1,6 @@
 """What there is to measure: every column of the frames with its meaning, range and invariances.
 
-A property test proves each declared invariance. The three transformations that leave the layer's function as it is:
+A run on text adds columns with the suffixes of `TEXT_SUFFIXES`. A property test proves each declared invariance. The three transformations that leave the layer's function as it is:
 
 * permutation: of the neurons;
 * gauge: (k, v) -> (c k, v / c), c of either sign, neuron by neuron;
@@ -25,7 +25,8 @@ class Measure:
     Attributes:
         name: the column's name.
         level: "neuron" (a column of the neuron frame, its statistics in the layer frame) or "layer".
-        needs: "directions" (the weights alone) or "function" (activation and input scale must be known).
+        needs: "directions" (the weights alone), "function" (activation and input scale must be known) or "text" (a run of
+            the model).
         range: values it can take, as text.
         invariant: transformations that leave it unchanged.
         meaning: one sentence.
@@ -34,7 +35,7 @@ class Measure:
 
     name: str
     level: Literal["neuron", "layer"]
-    needs: Literal["directions", "function"]
+    needs: Literal["directions", "function", "text"]
     range: str
     invariant: tuple[str, ...]
     meaning: str
@@ -114,3 +115,44 @@ MEASURES: dict[str, Measure] = {measure.name: measure for measure in (*_NEURON, 
 NEURON_MEASURES: tuple[str, ...] = tuple(m.name for m in _NEURON if m.name != "io_class")
 FUNCTION_MEASURES: tuple[str, ...] = tuple(m.name for m in _NEURON if m.needs == "function")
 STATISTICS = ("mean", "median", "q05", "q95", "weighted")
+
+# -- on text: the same frames, further columns ------------------------------------------------------
+
+# Neuron measures that the weights have too, and layer measures, beside which stand error and difference.
+TEXT_SHARED = ("exchange_asymmetry", "scaling_asymmetry", "linear_share", "bilinear_share", "residual_share")
+TEXT_OUTPUT = ("exchange_asymmetry_output", "scaling_asymmetry_output")
+TEXT_SUFFIXES: dict[str, str] = {
+    "_text": "the measure on text, with b in the canonical gauge of the sample",
+    "_text_se": "its standard error over sequences, by the jackknife over groups of them, the gauge held fixed",
+    "_text_minus_gaussian": "its difference to the value on Gaussian input: what the data adds; missing where that is missing",
+}
+
+_ON_TEXT = (
+    Measure("gate_mean_text", "neuron", "text", "any", ALL, "mean of a, the gate's pre-activation, over the tokens"),
+    Measure("gate_std_text", "neuron", "text", ">= 0", ALL, "standard deviation of a: beside query_norm, its value on isotropic input"),
+    Measure("gate_active_text", "neuron", "text", "[0, 1]", ALL, "how often a > 0: 1/2 on Gaussian input without biases"),
+    Measure("branch_correlation_text", "neuron", "text", "[-1, 1]", ALL,
+            "correlation of a and b over the tokens: beside abs_cos_qk, its value on isotropic input"),
+    *(
+        Measure(f"quadrant_{a}_{b}_text", "neuron", "text", "[0, 1]", ALL,
+                f"how often a is {'above' if a == 'plus' else 'not above'} 0 and b is {'above' if b == 'plus' else 'not above'} 0")
+        for a in ("plus", "minus")
+        for b in ("plus", "minus")
+    ),
+    Measure("output_energy_text", "neuron", "text", ">= 0", ALL,
+            "E[g^2]|v|^2 on text: the weight of `_text_weighted` means"),
+)  # fmt: skip
+
+TEXT_ONLY: tuple[str, ...] = tuple(m.name.removesuffix("_text") for m in _ON_TEXT if m.name != "output_energy_text")
+TEXT_MEASURES: dict[str, Measure] = {
+    measure.name: measure
+    for measure in (
+        *(
+            Measure(f"{name}_text", MEASURES[name].level, "text", MEASURES[name].range, ALL,
+                    f"{name} on text; with _text_se and _text_minus_gaussian", MEASURES[name].reference)
+            for name in (*TEXT_SHARED, *TEXT_OUTPUT)
+        ),
+        *_ON_TEXT,
+    )
+}  # fmt: skip
+TEXT_STATISTICS = ("mean", "weighted")

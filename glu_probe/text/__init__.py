@@ -1,0 +1,1 @@
+"""Running a model on text: what its gated MLPs do on real input."""

@@ -1,0 +1,143 @@
+"""Running a model in pieces: its layers from the middle on, and its head a few positions at a time.
+
+Layers below are not computed again but replaced by what they gave before. The head is most of a small model's arithmetic
+and its output most of the memory: [position, vocabulary] of a whole batch never exists at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+Residual = Float[Tensor, "batch position d_model"]
+_BLOCK = 16  # rows of logits that stay in a core's cache through all their sums
+
+
+class _Recorded(nn.Module):
+    """Stands in the place of a layer and gives a residual stream that was recorded behind it, whatever comes in."""
+
+    def __init__(self, layer: nn.Module, residual: Residual, as_tuple: bool) -> None:
+        super().__init__()
+        self._given = (residual,) if as_tuple else residual
+        object.__setattr__(self, "_layer", layer)  # not as a submodule: it is somewhere else in the model
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        return self._given
+
+    def __getattr__(self, name: str) -> Any:
+        # models ask their layers for what kind of attention they have
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(object.__getattribute__(self, "_layer"), name)
+
+
+class Replayer:
+    """The stack of layers of a model that TransformerLens has wrapped.
+
+    Attributes:
+        depth: number of layers.
+    """
+
+    def __init__(self, bridge: Any) -> None:
+        """Find the list of layers that the model's own forward pass runs through.
+
+        Raises:
+            LookupError: there is none.
+        """
+        first = bridge.blocks[0]
+        lists = [m for m in bridge.original_model.modules() if isinstance(m, nn.ModuleList) and len(m)]
+        self._layers = next((m for m in lists if m[0] is first), None)
+        if self._layers is None:
+            raise LookupError("the model's layers do not stand in one list")
+        self.depth = len(self._layers)
+        self._tuples = False
+
+    @contextlib.contextmanager
+    def recording(self, layers: set[int]) -> Iterator[dict[int, Residual]]:
+        """Within it, a forward pass leaves the residual stream that enters each of these layers in the mapping."""
+        found: dict[int, Residual] = {}
+
+        def record(index: int, args: tuple, kwargs: dict) -> None:
+            found[index] = (args[0] if args else kwargs["hidden_states"]).detach()
+
+        handles = [
+            self._layers[index].register_forward_pre_hook(
+                lambda module, args, kwargs, index=index: record(index, args, kwargs), with_kwargs=True
+            )
+            for index in layers
+        ]
+        handles.append(self._layers[-1].register_forward_hook(lambda _m, _a, output: self._look(output)))
+        try:
+            yield found
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _look(self, output: Any) -> None:
+        self._tuples = isinstance(output, tuple)
+
+    @contextlib.contextmanager
+    def starting_at(self, layer: int, residual: Residual) -> Iterator[None]:
+        """Within it, a forward pass of the same tokens computes the layers from this one on only.
+
+        The lower ones give the recorded stream that enters it, so that whatever the model does besides, such as positions
+        and masks, is done as always. With `depth` as the layer, only what follows the layers is computed.
+        """
+        kept = list(self._layers[:layer])
+        try:
+            for index, original in enumerate(kept):
+                self._layers[index] = _Recorded(original, residual, self._tuples)
+            yield
+        finally:
+            for index, original in enumerate(kept):
+                self._layers[index] = original
+
+    @contextlib.contextmanager
+    def without_head(self) -> Iterator[list[Residual]]:
+        """Within it, a forward pass leaves the stream behind the last layer in the list, and its head sees one position."""
+        found: list[Residual] = []
+
+        def cut(_module: nn.Module, _args: tuple, output: Any) -> Any:
+            self._look(output)
+            stream = output[0] if self._tuples else output
+            found.append(stream.detach())
+            return (stream[:, :1], *output[1:]) if self._tuples else stream[:, :1]
+
+        handle = self._layers[-1].register_forward_hook(cut)
+        try:
+            yield found
+        finally:
+            handle.remove()
+
+
+@torch.inference_mode()
+def probabilities(logits: Float[Tensor, "position vocabulary"]) -> Float[Tensor, "position vocabulary"]:
+    """Softmax in float32."""
+    return torch.cat([logits[start : start + _BLOCK].float().softmax(-1) for start in range(0, len(logits), _BLOCK)])
+
+
+@torch.inference_mode()
+def cross_entropies(
+    probability: Float[Tensor, "position vocabulary"],
+    logits: Float[Tensor, "position vocabulary"],
+    following: Int[Tensor, " position"],
+) -> tuple[Float[Tensor, " position"], Float[Tensor, " position"]]:
+    """Cross entropy of these logits under a distribution, and under the token that follows, in nats; float64, on the cpu.
+
+    With p the softmax of other logits, the first is KL(p || these) plus what the same function gives for the other logits
+    themselves; for equal logits the difference is exactly 0.
+    """
+    under_p, under_text = [], []
+    for start in range(0, len(logits), _BLOCK):
+        rows = slice(start, start + _BLOCK)
+        block = logits[rows].float()
+        normaliser = block.logsumexp(-1)
+        under_p.append(normaliser - torch.linalg.vecdot(probability[rows], block))
+        under_text.append(normaliser - block.gather(1, following[rows, None])[:, 0])
+    return torch.cat(under_p).cpu().double(), torch.cat(under_text).cpu().double()
