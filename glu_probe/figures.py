@@ -512,11 +512,11 @@ def causal_heatmap(costs: pd.DataFrame, *, value: str = "kl", ax: Axes | None = 
         values = np.where(np.isnan(values), np.nan, np.maximum(values, norm.vmin))
     sns.heatmap(
         values, ax=ax, cmap=cmap, norm=norm, linewidths=0, mask=np.isnan(values), xticklabels=False,
-        yticklabels=list(table.index), cbar_kws={"label": f"{value} [nats a token]" if "gap" not in value else value},
+        yticklabels=False, cbar_kws={"label": f"{value} [nats a token]" if "gap" not in value else value},
     )  # fmt: skip
     ax.set_facecolor(_MISSING)
     _label_layers(ax, list(table.columns), offset=0.5)
-    ax.tick_params(axis="y", rotation=0)
+    ax.set_yticks(np.arange(len(table)) + 0.5, list(table.index), rotation=0)
     if np.isnan(values).any():
         ax.set_title("grey: missing", fontsize="small", loc="right")
     return ax

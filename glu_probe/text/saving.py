@@ -59,7 +59,8 @@ def _pictures(costs: pd.DataFrame) -> list[tuple[str, tuple[float, float], Calla
     from .. import figures as f
 
     rows, columns = len(costs[["intervention", "neurons"]].drop_duplicates()), costs["layers"].nunique()
-    words = 2.5 if costs["neurons"].nunique() > 1 else 0.0  # which neurons are edited stands in the labels
+    # which neurons are edited stands in the labels
+    words = 0.08 * costs["neurons"].str.len().max() if costs["neurons"].nunique() > 1 else 0.0
     grid, line = f.causal_grid_size(rows, columns), (max(8.4, 5.0 + 0.11 * columns) + words, 3.8)
     grid = grid[0] + words, grid[1]
     out = [("causal_heatmap", grid, lambda ax: f.causal_heatmap(costs, ax=ax))]
