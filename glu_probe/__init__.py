@@ -28,11 +28,9 @@ _PUBLIC = {
     "probe": "probing",
     "measure_layer": "probing",
     "probe_text": "text.activations",
+    "causal": "text.causal",
     "Report": "report",
     "gaussian_measures": "measures.gaussian",
-    "io_class": "measures.io_classes",
-    "IO_CLASSES": "measures.io_classes",
-    "MEASURES": "measures.registry",
     "GluProbeError": "errors",
 }
 _MODULES = ("conversions", "errors", "figures", "forms", "measures", "sample_models", "symmetries", "testing")
@@ -47,12 +45,11 @@ if TYPE_CHECKING:
     from .checkpoint.registration import register_family
     from .errors import GluProbeError
     from .measures.gaussian import gaussian_measures
-    from .measures.io_classes import IO_CLASSES, io_class
-    from .measures.registry import MEASURES
     from .neurons import GatedLayer
     from .probing import measure_layer, probe
     from .report import Report
     from .text.activations import probe_text
+    from .text.causal import causal
 
 
 def load_report(directory):

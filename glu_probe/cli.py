@@ -44,6 +44,16 @@ ActivationName = Annotated[
     str | None, typer.Option("--activation", help="Take this activation instead of the config's.")
 ]
 Layers = Annotated[str | None, typer.Option(help='Which layers: "0:8" for 0 to 7, or "0,4,7".')]
+Text = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|DIR|-|hf:NAME",
+        help="The text: a file, a directory of .txt and .md files, standard input, or a dataset of the hub as "
+        "hf:NAME[:config][@split][#column]. Without it, the sample that comes with glu-probe.",
+    ),
+]
+Device = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, mps.")]
+Dtype = Annotated[str, typer.Option(metavar="float32|bfloat16", help="In which precision.")]
 FoldNorm = Annotated[bool, typer.Option(help="Fold the gain of the norm before the MLP into query and key.")]
 FoldPostNorm = Annotated[bool, typer.Option(help="Fold the gain of a norm on the MLP's output into value.")]
 
@@ -70,6 +80,7 @@ class Listing(str, Enum):
 
     measures = "measures"
     families = "families"
+    interventions = "interventions"
 
 
 @app.command(epilog="Example: glu-probe inspect HuggingFaceTB/SmolLM2-135M")
@@ -224,14 +235,7 @@ def _saved(out: Path | None, figures: bool, make: Callable[[], Any]) -> Any:
 @app.command(epilog="Example: glu-probe activations HuggingFaceTB/SmolLM2-135M --text book.txt -o smollm2-text")
 def activations(
     model: Model,
-    text: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE|DIR|-|hf:NAME",
-            help="The text: a file, a directory of .txt and .md files, standard input, or a dataset of the hub as "
-            "hf:NAME[:config][@split][#column]. Without it, the sample that comes with glu-probe.",
-        ),
-    ] = None,
+    text: Text = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="DIR", help="Where to write the report; made if need be.")
     ] = None,
@@ -252,8 +256,8 @@ def activations(
             help="Which neurons --contexts is for: these, or the 3 of each layer that are highest by a measure.",
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, mps.")] = "cpu",
-    dtype: Annotated[str, typer.Option(metavar="float32|bfloat16", help="In which precision.")] = "float32",
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
     family: Family = None,
     fused_layout: FusedLayout = None,
     activation: ActivationName = None,
@@ -322,6 +326,146 @@ def activations(
         _echo(f"\nwrote {out / 'report.html' if figures else f'{out}: layers, neurons, classes, provenance'}")
 
 
+@app.command(
+    epilog="Example: glu-probe causal HuggingFaceTB/SmolLM2-135M --text book.txt -o smollm2-causal --layers 0:8"
+)
+def causal(
+    model: Model,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where to write; made if need be.")],
+    text: Text = None,
+    layers: Layers = None,
+    interventions: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="Which; all by default. `glu-probe ls interventions` says what there is."),
+    ] = None,
+    together: Annotated[bool, typer.Option("--together", help="Edit all these layers at once, not in turn.")] = False,
+    tokens: Annotated[int, typer.Option(min=2, help="At most so many tokens to measure costs on.")] = 2048,
+    calibration: Annotated[int, typer.Option(min=2, help="At most so many others for gauges and fits.")] = 4096,
+    length: Annotated[int, typer.Option(min=2, help="Tokens of a sequence.")] = 256,
+    spare: Annotated[
+        int, typer.Option(min=0, help="Run each intervention again with so many neurons left alone; 0 not to.")
+    ] = 1,
+    subset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MEASURE:SHARE",
+            help="Edit only the neurons that are highest by a measure, as exchange_asymmetry:0.1, and as a control as many "
+            "random others of the same output energy.",
+        ),
+    ] = None,
+    first_position: Annotated[
+        bool, typer.Option("--first-position", help="Edit the first position of every sequence too.")
+    ] = False,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    family: Family = None,
+    fused_layout: FusedLayout = None,
+    activation: ActivationName = None,
+    expert_layout: ExpertLayout = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random controls.")] = 0,
+    figures: Annotated[bool, typer.Option(help="Draw figures.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what breaking a symmetry costs the model: loss and KL with a layer's neurons changed.
+
+    Finished layers are kept in DIR/parts until all are: the same command goes on where it was interrupted. The first
+    position of every sequence is left alone unless asked for; models park a massive activation there.
+    """
+    from tqdm import tqdm
+
+    from .checkpoint.checkpoint import open_checkpoint
+    from .report import prepare_directory
+    from .text.causal import DEFAULT
+    from .text.causal import causal as run
+    from .text.corpus import read_texts
+    from .text.parts import kept_parts, remove_parts
+    from .text.saving import save_costs
+
+    checkpoint = open_checkpoint(
+        model, family=family, fused_layout=fused_layout, activation=activation, expert_layout=expert_layout
+    )
+    source = [document.text for document in read_texts(text)] if text == "-" else text  # it can be read once
+    common = {"layers": layers, "length": length, "first_position": first_position, "device": device, "dtype": dtype}
+    made, parts = not out.exists(), prepare_directory(out) / "parts"
+    try:
+        costs = run(
+            checkpoint,
+            source,
+            interventions=DEFAULT if interventions is None else [name.strip() for name in interventions.split(",")],
+            together=together,
+            tokens=tokens,
+            calibration=calibration,
+            spare=spare,
+            subset=None if subset is None else _subset(subset, checkpoint, source, tokens + calibration, common),
+            seed=seed,
+            parts=parts,
+            progress=lambda steps: tqdm(steps, desc=checkpoint.name, unit=" batches", disable=None),
+            estimate=lambda seconds: typer.echo(f"the runs take about {_duration(seconds)}", err=True),
+            **common,
+        )
+    except BaseException as error:
+        finished = kept_parts(parts)
+        if not finished:
+            remove_parts(parts)
+        if made and not any(out.iterdir()):
+            out.rmdir()
+        if isinstance(error, KeyboardInterrupt):
+            say = (
+                f"{finished} finished in {parts}: the same command goes on from there"
+                if finished
+                else "nothing was finished"
+            )
+            typer.echo(f"interrupted: {say}", err=True)
+            raise typer.Exit(130) from None
+        raise
+    _notes(checkpoint.notes)
+    facts = checkpoint.provenance()
+    _notes(save_costs(costs, out, facts=facts, command=["glu-probe", *sys.argv[1:]], figures=figures))
+    remove_parts(parts)
+    if as_json:
+        rows = json.loads(costs.to_json(orient="records", double_precision=15))
+        _print_json({"directory": str(out), "costs": rows, "provenance": {**facts, **costs.attrs}})
+        return
+    _echo(_costs_text(costs))
+    _echo(f"\nwrote {out / 'causal.csv'}")
+
+
+def _subset(words: str, checkpoint: Any, text: Any, tokens: int, common: dict[str, Any]) -> tuple:
+    """(measure, share), with the frame where the measure is one on text."""
+    from .errors import BadOption
+
+    measure, _, share = words.rpartition(":")
+    try:
+        share = float(share)
+    except ValueError:
+        share = -1.0
+    if not measure or not 0 < share <= 0.5:
+        raise BadOption(
+            f"subset {words!r} is not understood",
+            hint="Write MEASURE:SHARE, as exchange_asymmetry:0.1; a share is at most 0.5",
+        )
+    if not measure.endswith("_text"):
+        return measure, share
+    from .text.activations import probe_text
+
+    return measure, share, probe_text(checkpoint, text, tokens=tokens, **common).neurons
+
+
+def _costs_text(costs: Any) -> str:
+    """A line for every intervention and kind of neurons."""
+    lines = [
+        f"{costs['n_tokens'].iloc[0]} tokens of {costs['n_sequences'].iloc[0]} sequences, "
+        f"{costs.attrs['clean_loss']:.3f} nats each; nats that are added, median over layers and where most",
+        f"{'intervention':<16} {'loss':>9} {'KL':>9} {'spared':>9} {'most KL':>9}  in layer",
+    ]
+    for (name, neurons), rows in costs.groupby(["intervention", "neurons"], sort=False):
+        most = rows.loc[rows["kl"].idxmax()] if rows["kl"].notna().any() else rows.iloc[0]
+        middle = [_number(rows[column].median()) for column in ("delta_loss", "kl", "kl_spared")]
+        cells = " ".join(f"{cell:>9}" for cell in (*middle, _number(most["kl"])))
+        lines.append(f"{name:<16} {cells}  {most['layers']}" + ("" if neurons == "all" else f"  ({neurons})"))
+    return "\n".join(lines)
+
+
 def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
@@ -382,8 +526,12 @@ def plot(directory: Annotated[Path, typer.Argument(metavar="DIR", help="Director
 
 @app.command(epilog="Example: glu-probe ls measures")
 def ls(what: Annotated[Listing, typer.Argument(help="What to list.")], as_json: AsJson = False) -> None:
-    """List the measures or the families."""
-    if what is Listing.measures:
+    """List the measures, the families or the interventions of `causal`."""
+    if what is Listing.interventions:
+        from .text.interventions import INTERVENTIONS
+
+        rows = [{"name": name, "gauge": one.gauge, "meaning": one.meaning} for name, one in INTERVENTIONS.items()]
+    elif what is Listing.measures:
         from .measures.registry import MEASURES, TEXT_MEASURES, TEXT_SUFFIXES
 
         rows = [
@@ -405,7 +553,9 @@ def ls(what: Annotated[Listing, typer.Argument(help="What to list.")], as_json: 
         _print_json(rows)
         return
     for row in rows:
-        if what is Listing.measures:
+        if what is Listing.interventions:
+            _echo(f"{row['name']:<16} {row['gauge']:<10} {row['meaning']}")
+        elif what is Listing.measures:
             gauge = "" if "gauge" in row["invariant"] else "  (not gauge-invariant)"
             _echo(f"{row['name']:<28} {row['range']:<18} {row['meaning']}{gauge}")
         else:

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm, PowerNorm
+from matplotlib.colors import LogNorm, PowerNorm, SymLogNorm
 from matplotlib.ticker import FuncFormatter
 
 from .activations import activation as gp_activation
@@ -45,7 +45,7 @@ HEATMAP_MEASURES = (
     "tensor_asymmetry",
 )
 _MISSING = "#d9d9d9"
-_PLACES = ("tower", "group", "activation")
+_PLACES = ("tower", "group", "activation", "model", "layers", "expert", "neurons", "intervention")
 # what a gate is at an end of the scale
 _ENDS = {"linear": "bilinear", "relu": "ReLU", "constant": "linear in b", "step": "step", "sign": "sign"}
 _LABELS_AT_MOST = 20
@@ -67,7 +67,7 @@ def _require(frame: pd.DataFrame, columns: Sequence[str]) -> None:
         raise BadOption(
             f"the frame has no column {absent[0]!r}",
             hint=(f"Did you mean {' or '.join(near)}? " if near else "")
-            + "Pass report.layers or report.neurons as it is",
+            + "Pass report.layers, report.neurons or the frame of `causal` as it is",
         )
     text = [name for name in columns if name not in _PLACES and not pd.api.types.is_numeric_dtype(frame[name])]
     if text:
@@ -477,6 +477,112 @@ def class_bars(layers: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small", frameon=False
     )
     return ax
+
+
+# -- causal costs ---------------------------------------------------------------------------------
+
+_DECADES = 4  # of the colour scale
+_YARDSTICKS = {"zero_ablation": "--", "mean_ablation": ":"}
+
+
+def causal_heatmap(costs: pd.DataFrame, *, value: str = "kl", ax: Axes | None = None) -> Axes:
+    """What every intervention costs in every layer: layers across, interventions down, colours logarithmic.
+
+    Of values from 0 up four decades below the largest are told apart. Where some are negative, as changes of the loss
+    can be, the colours are those of a scale that is logarithmic to both sides and linear within a hundredth of the largest.
+
+    Args:
+        costs: the frame of `causal`, of one model.
+        value: its column to show.
+        ax: where to draw.
+
+    Raises:
+        BadOption: a column is absent, there are several models, or no value is there to draw.
+    """
+    table = _costs_table(costs, value)
+    values = table.to_numpy(dtype=float)
+    ax = _axes(ax, causal_grid_size(*values.shape))
+    most = np.nanmax(np.abs(values)) or 1.0
+    if value.startswith("delta") and np.nanmin(values) < 0:
+        norm, cmap = SymLogNorm(most / 100, vmin=-most, vmax=most), "RdBu_r"
+    else:
+        positive = values[values > 0]
+        low = max(positive.min(initial=most / 10), most / 10**_DECADES)
+        norm, cmap = LogNorm(min(low, most / 2), most), "viridis"
+        values = np.where(np.isnan(values), np.nan, np.maximum(values, norm.vmin))
+    sns.heatmap(
+        values, ax=ax, cmap=cmap, norm=norm, linewidths=0, mask=np.isnan(values), xticklabels=False,
+        yticklabels=False, cbar_kws={"label": f"{value} [nats a token]" if "gap" not in value else value},
+    )  # fmt: skip
+    ax.set_facecolor(_MISSING)
+    _label_layers(ax, list(table.columns), offset=0.5)
+    ax.set_yticks(np.arange(len(table)) + 0.5, list(table.index), rotation=0)
+    if np.isnan(values).any():
+        ax.set_title("grey: missing", fontsize="small", loc="right")
+    return ax
+
+
+def causal_grid_size(n_rows: int, n_layers: int) -> tuple[float, float]:
+    """Size of a figure of `causal_heatmap`, in inches."""
+    return max(6.0, 3.6 + 0.14 * n_layers), max(2.4, 1.2 + 0.3 * n_rows)
+
+
+def causal_profile(costs: pd.DataFrame, *, value: str = "kl", ax: Axes | None = None) -> Axes:
+    """The cost of each intervention through the layers, in bands of one standard error; ablations are drawn as yardsticks.
+
+    Args:
+        costs: the frame of `causal`, of one model.
+        value: its column to show; the bands come from the column with `_se` behind it, if there is one.
+        ax: where to draw.
+
+    Raises:
+        BadOption: a column is absent, there are several models, or no value is there to draw.
+    """
+    costs = costs[costs["intervention"] != "identity"] if "intervention" in costs else costs
+    table = _costs_table(costs, value)
+    errors = (
+        _costs_table(costs, f"{value}_se") if f"{value}_se" in costs and costs[f"{value}_se"].notna().any() else None
+    )
+    ax = _axes(ax, (8.4, 3.8))
+    values, x = table.to_numpy(dtype=float), np.arange(table.shape[1])
+    logarithmic = not (values <= 0).any()
+    floor = np.nanmin(values) / 3 if logarithmic else -np.inf  # a band that reaches 0 has no end on a logarithmic axis
+    names = [row.split(",")[0] for row in table.index]
+    colours = iter(sns.color_palette("colorblind", len(table)))
+    for number, (row, name) in enumerate(zip(table.index, names, strict=True)):
+        colour = "black" if name in _YARDSTICKS else next(colours)
+        if errors is not None:
+            band = errors.loc[row].to_numpy(dtype=float)
+            low = np.maximum(values[number] - band, floor)
+            ax.fill_between(x, low, values[number] + band, color=colour, alpha=0.15, lw=0)
+        ax.plot(x, values[number], _YARDSTICKS.get(name, ".-"), color=colour, lw=1.2, label=row)
+    ax.set_yscale("log") if logarithmic else ax.set_yscale("symlog", linthresh=np.nanmax(np.abs(values)) / 1000 or 1.0)
+    ax.set_ylabel(f"{value} [nats a token]" if "gap" not in value else value)
+    ax.legend(fontsize="small", frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    ax.margins(x=0.01)
+    _label_layers(ax, list(table.columns))
+    return ax
+
+
+def _costs_table(costs: pd.DataFrame, value: str) -> pd.DataFrame:
+    """Interventions down, layers across, both in the order of the frame."""
+    _require(costs, ["model", "layers", "expert", "neurons", "intervention", value])
+    if costs["model"].nunique() > 1:
+        raise BadOption(f"the frame has {costs['model'].nunique()} models", hint="Pass the rows of one")
+    if costs[value].isna().all():
+        raise BadOption(f"every value of {value} is missing: there is nothing to draw")
+    column = costs["layers"].astype(str)
+    if costs.groupby("layers")["expert"].nunique(dropna=False).max() > 1:
+        column = column + costs["expert"].map(lambda expert: "" if pd.isna(expert) else f" {expert}").astype(str)
+    row = costs["intervention"].astype(str)
+    if costs["neurons"].nunique() > 1:
+        row = row + ", " + costs["neurons"].astype(str)
+    if pd.DataFrame({"row": row, "column": column}).duplicated().any():
+        raise BadOption(
+            "the frame has several rows for one intervention in one layer", hint="Pass the frame of one run"
+        )
+    table = pd.DataFrame({"row": row, "column": column, "value": costs[value].replace([np.inf, -np.inf], np.nan)})
+    return table.pivot(index="row", columns="column", values="value").loc[row.unique(), column.unique()]
 
 
 def figure_axes(size: tuple[float, float]) -> Axes:

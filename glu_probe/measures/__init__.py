@@ -14,6 +14,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 _PUBLIC = {
+    "MEASURES": "registry",
+    "IO_CLASSES": "io_classes",
+    "io_class": "io_classes",
     "principal_angles": "spectra",
     "effective_rank": "spectra",
     "tensor_asymmetry": "tensor",
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
         interaction_matrix,
         output_directions,
     )
+    from .io_classes import IO_CLASSES, io_class
+    from .registry import MEASURES
     from .spectra import effective_rank, principal_angles
     from .tensor import tensor_asymmetry
 

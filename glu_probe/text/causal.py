@@ -132,6 +132,7 @@ def causal(
         job = _Job(runner, fitting, evaluation, sites, interventions, 0 if first_position else 1)
         rows = job.rows(together, subset, spare, seed, kept, progress, estimate)
         frame = pd.DataFrame([{"model": checkpoint.name, **row} for row in rows])
+        frame["expert"] = frame["expert"].astype("string")
         frame.attrs = attrs | {"clean_loss": job.clean_loss}
         return frame
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -62,14 +63,22 @@ class Parts:
         """Write the rows of a target."""
         write_text(self._file(name), json.dumps(rows, indent=1) + "\n")
 
-    def remove(self) -> None:
-        """Remove what was kept, and the directory."""
-        for path in (*self._directory.glob("rows *.json"), self._directory / _RUN):
-            path.unlink(missing_ok=True)
-        self._directory.rmdir()
-
     def _file(self, name: str) -> Path:
         return self._directory / f"rows {name}.json"
+
+
+def kept_parts(directory: str | os.PathLike) -> int:
+    """How many targets of a run are finished in a directory."""
+    return len(list(Path(directory).glob("rows *.json")))
+
+
+def remove_parts(directory: str | os.PathLike) -> None:
+    """Remove what was kept of a run, and the directory if nothing else is in it."""
+    directory = Path(directory)
+    for path in (*directory.glob("rows *.json"), directory / _RUN):
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        directory.rmdir()
 
 
 def _read(path: Path) -> Any:

@@ -1,0 +1,71 @@
+"""The frame of `causal` on its way to disk, with its pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pandas as pd
+
+from ..errors import BadOption
+from ..report import _refusals, prepare_directory, render, write_atomically, write_text
+
+
+def save_costs(
+    costs: pd.DataFrame,
+    directory: str | os.PathLike,
+    *,
+    facts: dict[str, Any] | None = None,
+    command: Sequence[str] | None = None,
+    figures: bool = True,
+) -> list[str]:
+    """Write causal.parquet, causal.csv and provenance.json into a directory, then figures/causal_*.png.
+
+    Every file appears whole or not at all. A figure that cannot be drawn does not keep the rest from being written.
+
+    Args:
+        costs: the frame of `causal`, whose `attrs` go into provenance.json.
+        directory: made if need be.
+        facts: of the model, for provenance.json too; see `Checkpoint.provenance`.
+        command: what was typed.
+        figures: draw them.
+
+    Returns:
+        What went wrong with figures, one sentence each.
+
+    Raises:
+        CannotWrite: the directory or a file in it cannot be written.
+    """
+    directory, troubles = prepare_directory(directory), []
+    provenance = {**(facts or {}), **costs.attrs, **({} if command is None else {"command": list(command)})}
+    with _refusals(directory):
+        write_atomically(directory / "causal.parquet", costs.to_parquet)
+        write_atomically(directory / "causal.csv", lambda path: costs.to_csv(path, index=False))
+        write_text(directory / "provenance.json", json.dumps(provenance, indent=2, allow_nan=False) + "\n")
+        for name, size, draw in _pictures(costs) if figures else ():
+            try:
+                png = render(draw, size)
+            except BadOption as error:
+                troubles.append(f"{name}: {error.what}")
+                continue
+            (directory / "figures").mkdir(exist_ok=True)
+            write_atomically(directory / "figures" / f"{name}.png", lambda path, png=png: path.write_bytes(png))
+    return troubles
+
+
+def _pictures(costs: pd.DataFrame) -> list[tuple[str, tuple[float, float], Callable[[Any], object]]]:
+    from .. import figures as f
+
+    rows, columns = len(costs[["intervention", "neurons"]].drop_duplicates()), costs["layers"].nunique()
+    # which neurons are edited stands in the labels
+    words = 0.08 * costs["neurons"].str.len().max() if costs["neurons"].nunique() > 1 else 0.0
+    grid, line = f.causal_grid_size(rows, columns), (max(8.4, 5.0 + 0.11 * columns) + words, 3.8)
+    grid = grid[0] + words, grid[1]
+    out = [("causal_heatmap", grid, lambda ax: f.causal_heatmap(costs, ax=ax))]
+    if columns > 1 and (costs["intervention"] != "identity").any():
+        out.append(("causal_profile", line, lambda ax: f.causal_profile(costs, ax=ax)))
+    if costs["kl_spared"].notna().any():
+        out.append(("causal_heatmap_spared", grid, lambda ax: f.causal_heatmap(costs, value="kl_spared", ax=ax)))
+    return out
