@@ -15,7 +15,7 @@ from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 
 import glu_probe as gp
-from glu_probe import cli
+from glu_probe import cli, comparison
 from glu_probe.checkpoint import rules
 from glu_probe.checkpoint.safetensors import SafetensorsFile
 from glu_probe.comparison import TOLERANCE
@@ -233,6 +233,26 @@ def test_a_norm_that_the_mlp_does_not_read_is_found(tmp_path, model_type, family
     check = gp.check(save(tmp_path, model_type), family=family, **options)
     assert set(check.frame["verdict"]) == {"mismatch"}
     assert all(words in reason for reason in check.frame["reason"])
+
+
+@pytest.mark.parametrize("model_type", ["olmo2", "olmo3", "exaone4", "flex_olmo"])
+def test_a_norm_without_weights_that_the_mlp_does_not_read_is_found(tmp_path, model_type):
+    """It has no tensor that would stand elsewhere, and these models have no norm in front of their MLPs."""
+    experts = {"num_experts": 3, "num_experts_per_tok": 2} if model_type == "flex_olmo" else {}
+    assert gp.check(save(tmp_path, model_type, **experts)).ok
+    check = gp.check(tmp_path, family="olmo")
+    assert set(check.frame["verdict"]) == {"mismatch"}
+    assert all("but the norm folded in is LayerNorm, no gain" in reason for reason in check.frame["reason"])
+
+
+def test_verdicts_do_not_hang_on_how_notes_are_worded(tmp_path, monkeypatch):
+    monkeypatch.setattr(rules, "_NO_NORM", "nothing")
+    monkeypatch.setattr(rules, "_norm_words", lambda known, norm, *, folded: "somehow")
+    monkeypatch.setattr(comparison, "_explained", lambda *_: None)
+    assert set(gp.check(save(tmp_path / "a", "olmo2"), activation="gelu").frame["verdict"]) == {"mismatch"}
+    frame = gp.check(save(tmp_path / "b", "olmo")).frame
+    assert_reproduced(frame)
+    assert frame["folded_error"].max() < TOLERANCE
 
 
 def test_gates_that_cannot_be_told_from_ups_are_no_success(tmp_path):

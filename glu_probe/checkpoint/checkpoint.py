@@ -16,7 +16,7 @@ from .layout import Reading, Site, config_width, find_sites
 from .memory import Room, fresh
 from .quantized.parts import scheme_of
 from .ref import parse_ref
-from .rules import Config, Options, TowerRules, decide, gguf_config
+from .rules import Config, MLPRules, Options, TowerRules, decide, gguf_config
 from .source import TensorSource
 
 if TYPE_CHECKING:
@@ -261,12 +261,20 @@ class Checkpoint:
         Raises:
             BadOption: there is no such MLP; the message says what there is.
         """
+        return self.load(self._site(layer, expert, tower))
+
+    def rules(self, layer: int, expert: int | str | None = None, tower: str = "text") -> MLPRules:
+        """What was decided for the MLP that `layer` would read."""
+        site = self._site(layer, expert, tower)
+        return self._reader.rules(site, self._rules[site.tower])
+
+    def _site(self, layer: int, expert: int | str | None, tower: str) -> Site:
         towers = {site.tower for site in self.sites}
         tower = next(iter(towers)) if tower == "text" and len(towers) == 1 else tower
         here = [site for site in self.sites if site.tower == tower and site.layer == layer]
         for site in here:
             if site.expert == expert:
-                return self.load(site)
+                return site
         if here:
             experts = ", ".join(repr(site.expert) for site in here[:8])
             raise BadOption(
