@@ -301,6 +301,9 @@ def _compare_alone(row, layer: GatedLayer, rules: MLPRules, module, function, se
     """The MLP on its own input."""
     x = input_of(layer, seed)
     found = compare(layer, x, [module], function, double=double)
+    if found.silent:
+        row["reason"] = "it writes nothing: module and factors give zeros alone"
+        return found.activation
     row |= {"relative_error": found.error, "exchanged_error": found.exchanged}
     if found.equal:
         said = None if layer.activation else f"with --activation {found.activation.name}, which was not known"
@@ -349,6 +352,9 @@ def _compare_behind_norm(row, layer, rules, activation, norm, norm_module, modul
     x = normalised(h, centred=_is_centred(rules))
     known = replace(layer, activation=activation)
     found = compare(known, x, [module, norm_module], lambda h: function(apply(h).to(h.dtype)), h, double=double)
+    if found.silent:
+        row["reason"] = _join(row["reason"], f"behind {_within(norm)} it writes nothing, so that one was not compared")
+        return
     row["folded_error"] = found.error
     if not found.equal:
         where = f"{_within(norm)} ({type(norm_module).__name__})"
@@ -360,6 +366,9 @@ def _compare_with_norm_inside(row, layer: GatedLayer, rules: MLPRules, module, f
     h = stream_of(layer, seed)
     x = normalised(h, centred=_is_centred(rules))
     found = compare(layer, x, [module], function, h, double=double)
+    if found.silent:
+        row["reason"] = "it writes nothing: module and factors give zeros alone"
+        return
     row |= {"relative_error": found.error, "folded_error": found.error, "exchanged_error": found.exchanged}
     why = found.explanation or "no other reading was found to"
     row |= {"verdict": "reproduced"} if found.equal else {

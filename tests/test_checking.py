@@ -264,6 +264,57 @@ def test_gates_that_cannot_be_told_from_ups_are_no_success(tmp_path):
     assert all("interchangeable here" in reason for reason in frame["reason"])
 
 
+# -- what writes nothing -------------------------------------------------------------------------
+
+
+def rewrite(directory: Path, change) -> Path:
+    """The same model with other tensors: what `change` makes of them, by name."""
+    tensors = {name: change(name, t).contiguous() for name, t in load_file(directory / "model.safetensors").items()}
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+@pytest.mark.parametrize("which", ["down_proj", "gate_proj"])
+def test_an_mlp_that_writes_nothing_is_not_compared(tmp_path, which):
+    model = rewrite(save(tmp_path, "llama"), lambda name, t: t * 0 if f"0.mlp.{which}" in name else t)
+    frame = gp.check(model).frame
+    assert list(frame["verdict"]) == ["not compared", "reproduced", "reproduced"]
+    assert "it writes nothing" in frame["reason"][0]
+    assert frame["relative_error"].isna().tolist() == [True, False, False]
+
+
+def test_an_mlp_that_writes_nothing_behind_its_norm(tmp_path):
+    model = rewrite(save(tmp_path, "llama"), lambda name, t: t * 0 if "0.post_attention_layernorm" in name else t)
+    frame = gp.check(model).frame
+    assert set(frame["verdict"]) == {"reproduced"}
+    assert "behind post_attention_layernorm it writes nothing" in frame["reason"][0]
+    assert frame["folded_error"].isna().tolist() == [True, False, False]
+
+
+def test_an_mlp_that_writes_nothing_with_its_norm_inside(tmp_path):
+    build(configuration("phi4_multimodal")).save_pretrained(tmp_path)
+    assert gp.check(rewrite(tmp_path, lambda name, t: t * 0 if "down_proj" in name else t)).ok
+    frame = gp.check(tmp_path).frame
+    assert set(frame["verdict"]) == {"not compared"}
+    assert frame["reason"].str.contains("it writes nothing").all()
+
+
+def test_rows_where_no_neuron_is_active(tmp_path):
+    """Of one neuron with ReLU about half are zero."""
+    config = {"hidden_act": "relu", "intermediate_size": 1}
+    assert_reproduced(gp.check(save(tmp_path, "llama", **config)).frame)
+    frame = gp.check(tmp_path, activation="silu").frame
+    assert set(frame["verdict"]) == {"mismatch"}
+
+
+def test_factors_that_write_something_where_the_module_writes_nothing():
+    layer = gp.GatedLayer(torch.ones(2, 3), torch.ones(2, 3), torch.ones(2, 3), gp.activation("relu"))
+    found = comparison.compare(layer, torch.ones(4, 3, dtype=torch.float64), [], torch.zeros_like)
+    assert found.error == float("inf")
+    assert not found.silent
+    assert not found.equal
+
+
 # -- what cannot be compared ---------------------------------------------------------------------
 
 
