@@ -98,7 +98,7 @@ def compare(
         expected, cast = function(its), _cast(layer, dtype)
         errors = [_error(replace(cast, activation=act).forward(mine), expected) for act in known]
         best = min(range(len(known)), key=errors.__getitem__)
-        if errors[best] <= TOLERANCE:
+        if errors[best] <= TOLERANCE and expected.any():  # zeros may be what float32 has no numbers for
             break
     cast = replace(cast, activation=known[best])
     return Comparison(

@@ -299,6 +299,13 @@ def test_an_mlp_that_writes_nothing_with_its_norm_inside(tmp_path):
     assert frame["reason"].str.contains("it writes nothing").all()
 
 
+def test_an_mlp_that_writes_less_than_float32_holds(tmp_path):
+    tiny = rewrite(save(tmp_path, "llama"), lambda name, t: t * 1e-25 if ".mlp." in name else t)
+    frame = gp.check(tiny).frame
+    assert_reproduced(frame)
+    assert frame["folded_error"].max() < TOLERANCE
+
+
 def test_rows_where_no_neuron_is_active(tmp_path):
     """Of one neuron with ReLU about half are zero."""
     config = {"hidden_act": "relu", "intermediate_size": 1}
