@@ -436,6 +436,39 @@ def test_gptq_groups_that_are_not_there(tmp_path):
         gp.open_checkpoint(model).layer(0)
 
 
+def test_gptq_in_the_order_of_activations_needs_that_order(tmp_path):
+    def pack(weight):
+        stored, expected = gptq(act_order=True)(weight)
+        del stored["g_idx"]
+        return stored, expected
+
+    settings = {"quant_method": "gptq", "group_size": 32, "desc_act": True}
+    model, _ = packed_model(tmp_path / "m", pack, settings)
+    with pytest.raises(IncompleteTriple, match=r"down_proj\.g_idx', without which .*qweight' means nothing"):
+        gp.open_checkpoint(model)
+
+
+def test_gptq_in_one_group_needs_no_order(tmp_path):
+    def pack(weight):
+        stored, expected = gptq(size=WHOLE)(weight)
+        del stored["g_idx"]
+        return stored, expected
+
+    settings = {"quant_method": "gptq", "group_size": -1, "desc_act": True}
+    model, expected = packed_model(tmp_path / "m", pack, settings)
+    assert_factors(model, expected)
+
+
+def test_gptq_groups_without_inputs(tmp_path):
+    def pack(weight):
+        stored, expected = gptq()(weight)
+        return stored | {"g_idx": torch.zeros_like(stored["g_idx"])}, expected
+
+    model, _ = packed_model(tmp_path / "m", pack, {"quant_method": "gptq"})
+    with pytest.raises(QuantizedWeights, match=r"has 2 groups of inputs, of which .*gate_proj\.g_idx' leaves some"):
+        gp.open_checkpoint(model).layer(0)
+
+
 @pytest.mark.parametrize("size", [32, 40])
 def test_awq(size, tmp_path):
     settings = {"quant_method": "awq", "bits": 4, "group_size": size, "version": "gemm"}

@@ -38,6 +38,8 @@ def gptq(name: str, parts: Parts, scheme: Scheme) -> Packed | None:
         raise parts.misfit(scales, name, f"[groups, {packed[1]}]")
     if order in parts.infos and parts.infos[order].shape != (width,):
         raise parts.misfit(order, name, f"[{width}]")
+    if scheme.settings.get("desc_act") and groups > 1:  # groups of inputs that do not lie together
+        parts.info(order, name)
     size = None if order in parts.infos else _group_size(name, scales, width, parts, scheme)
 
     def rows(start: int, stop: int) -> Tensor:
@@ -45,6 +47,8 @@ def gptq(name: str, parts: Parts, scheme: Scheme) -> Packed | None:
         group = parts.whole(order).long() if size is None else torch.arange(width) // size
         if group.min() < 0 or group.max() >= groups:
             raise parts.refused(name, f"has inputs in groups that are not there, by {order!r}")
+        if len(group.unique()) != groups:
+            raise parts.refused(name, f"has {groups} groups of inputs, of which {order!r} leaves some without any")
         values = _unpack(words[:, start:stop].T, bits)
         all_points = _unpack(points, bits)[:, :height]
         if form == "gptq":
