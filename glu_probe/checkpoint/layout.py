@@ -11,26 +11,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ..errors import LayoutUnknown
+from .expert_names import ROUTING, SHARED, expert_counts, expert_number, expert_width
+from .expert_refusals import choices, refuse_read_identities, refuse_unmapped_experts, routers_of
 from .families import PLAIN
 from .family import Family, FusedOrder, Projections
 from .matching import Matcher
 from .packed import refuse_packed
-from .places import BlockKey, Leaves, Parameter, blocks_of, contents, pattern, tensor_index
+from .places import BlockKey, Blocks, Leaves, Parameter, blocks_of, contents, pattern, tensor_index
 from .refusals import (
-    expert_counts,
     gated_outside_layers,
     refuse_incomplete,
     refuse_twins,
     refuse_ungated,
-    refuse_unmapped_experts,
 )
-from .sites import SHARED, Site, dense_where_alone, expert_of, labelled
+from .sites import Site, dense_where_alone, expert_of, labelled
 from .slabs import Evidence, cut
 from .source import TensorInfo
 from .towers import name_towers
 
-# Modules that may stand in an MLP's block and leave its own function alone.
-_ROUTING = ("gate", "router", "experts", "shared_expert_gate", "e_score_correction", "expert")
 # What only a layer for predicting further tokens has.
 _MTP_PARTS = {"eh_proj", "enorm", "hnorm", "shared_head", "nextn"}
 
@@ -107,7 +105,7 @@ def find_sites(infos: Mapping[str, TensorInfo], reading: Reading) -> Inventory:
     refuse_packed(
         indexed, {leaf for names in any_tower.named for leaf in names.names}, gguf=reading.gguf, scheme=reading.scheme
     )
-    finder = _Finder(infos, index, reading)
+    finder = _Finder(infos, index, blocks, reading)
     matched, skipped = finder.match_all(blocks)
     if reading.model_type not in PLAIN:
         seen = {(key[0], pattern(key[2]), names.group): names for key, (_, found) in matched.items() for names in found}
@@ -120,9 +118,13 @@ def find_sites(infos: Mapping[str, TensorInfo], reading: Reading) -> Inventory:
         for names in found
         for site in finder.sites(tower, key, blocks[key], names, inside[key])
     ]
-    sites = dense_where_alone(labelled(finder.apart(sites)))
+    sites = labelled(finder.apart(sites))
     refuse_twins(sites)
-    refuse_unmapped_experts(sites, infos, reading.config_of("text", ""), reading.model_type)
+    left_out = {prefix for prefix, tower in finder.towers.items() if tower in skipped}
+    refuse_unmapped_experts(
+        sites, index, infos, finder.routers, reading.config_of("text", ""), reading.model_type, left_out, identities
+    )
+    sites = dense_where_alone(sites)
     if not sites:
         refuse_ungated(blocks, infos, reading.model_type)
     prefixes = {site.tower: site.prefix for site in sites}
@@ -144,16 +146,10 @@ def _without_identities(infos: Mapping[str, TensorInfo], reading: Reading) -> tu
     if not isinstance(number, int) or not number:
         return infos, 0
     count = next(iter(expert_counts(config).values()), None)
-    kept = (
-        {name: info for name, info in infos.items() if (_expert_number(name) or 0) < (count or 0)} if count else infos
-    )
-    return kept, number
-
-
-def _expert_number(name: str) -> int | None:
-    parts = name.split(".")
-    after = parts[parts.index("experts") + 1 :][:1] if "experts" in parts else []
-    return int(after[0]) if after and after[0].isdigit() else None
+    if count is None:
+        return infos, number
+    refuse_read_identities(infos, count, number)
+    return {name: info for name, info in infos.items() if (expert_number(tuple(name.split("."))) or 0) < count}, number
 
 
 def _matcher(reading: Reading, tower: str, prefix: str) -> Matcher:
@@ -163,9 +159,12 @@ def _matcher(reading: Reading, tower: str, prefix: str) -> Matcher:
 class _Finder:
     """What is worked out once for a file."""
 
-    def __init__(self, infos: Mapping[str, TensorInfo], index: Mapping[Parameter, str], reading: Reading) -> None:
+    def __init__(
+        self, infos: Mapping[str, TensorInfo], index: Mapping[Parameter, str], blocks: Blocks, reading: Reading
+    ) -> None:
         self.infos, self.index, self.reading = infos, index, reading
         self.widths = _norm_widths(index, infos)
+        self.routers = routers_of(blocks, infos)
         self.towers: dict[str, str] = {}
         self._present: dict[str, set[int]] = defaultdict(set)
         ahead: dict[tuple[str, int], bool] = {}
@@ -218,7 +217,7 @@ class _Finder:
         cuts = cut(projections, tensors, self.infos, self._evidence(tower, prefix, layer))
         # without a block it is the whole layer, as in GGUF
         others = inside - set(roles.values()) if block else {name for name in inside if name.startswith("ffn_sub")}
-        extras = tuple(sorted(name for name in others if name not in _ROUTING and not name.startswith(SHARED)))
+        extras = tuple(sorted(name for name in others if name not in ROUTING and not name.startswith(SHARED)))
         stacked = cuts[0].storage not in ("", "transposed")
         return [
             Site(
@@ -232,7 +231,14 @@ class _Finder:
         config = self.reading.config_of(tower, prefix)
         beside = self.widths.get((prefix, layer), set())
         width = config_width(config) or (next(iter(beside)) if len(beside) == 1 else None)
-        return Evidence(width, next(iter(expert_counts(config).values()), None), self.reading.expert_layout)
+        router = self.infos.get(self.routers.get((prefix, layer), ""))
+        return Evidence(
+            width,
+            next(iter(expert_counts(config).values()), None),
+            self.reading.expert_layout,
+            choices(router, width) if router and width else None,
+            expert_width(config),
+        )
 
     def apart(self, sites: list[Site]) -> list[Site]:
         """Layers that predict further tokens, which some files number on behind the model's own, as a tower of theirs."""

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..errors import LayoutUnknown
+from .expert_names import LISTS
 
 _WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "base_layer"}
-_NOT_A_LAYER = {"experts", "mlps", "shared_experts"}
 
 # (stack, layer, block) to leaf name to "weight" or "bias" to tensor name.
 BlockKey = tuple[str, int, tuple[str, ...]]
@@ -39,7 +39,7 @@ def locate(name: str) -> Parameter | None:
     if parts[:2] == ["base_model", "model"]:
         parts = parts[2:]
     for i in range(1, len(parts) - 1):
-        if parts[i].isdigit() and parts[i - 1] not in _NOT_A_LAYER:
+        if parts[i].isdigit() and parts[i - 1] not in LISTS:
             prefix, rest = ".".join(parts[:i]), parts[i + 1 :]
             kind = rest.pop() if len(rest) > 1 and rest[-1] in ("weight", "bias") else "weight"
             if rest[-1].endswith("_bias"):  # of stacked experts: down_proj and down_proj_bias

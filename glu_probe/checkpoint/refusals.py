@@ -1,4 +1,4 @@
-"""What a layout is refused for after its names were matched: parts, experts or gates that could not be placed.
+"""What a layout is refused for after its names were matched: parts or gates that could not be placed.
 
 A layer that is left out in silence, or half an MLP, gives plausible averages of the wrong things.
 """
@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import IncompleteTriple, LayoutUnknown, NoExpertsMapped, NoGatedMLP
+from ..errors import IncompleteTriple, LayoutUnknown, NoGatedMLP
 from .families import PLAIN
 from .family import Projections
 from .places import Blocks, Leaves, is_attention, locate, pattern
@@ -19,15 +19,6 @@ from .source import TensorInfo
 if TYPE_CHECKING:
     from .sites import Site
 
-EXPERT_ADVICE = (
-    "Experts are read one by one (experts.N.gate_proj / up_proj / down_proj) or stacked in one tensor of a layer, under "
-    "the names of the families in the table (`glu-probe ls families`); --family names one"
-)
-_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "expert_count")
-_EXPERT_HINT = re.compile(r"expert|exps\b|moe|router")
-_EXPERT = re.compile(r"\bexperts\b|_c?h?exps\b")
-_ROUTER = re.compile(r"router|gate_inp|\bgate\b|bias")
-_STACKED = re.compile(r"gate_proj|up_proj|gate_up_proj|input_linear|\bw1\b|\bw13\b")
 # Gated convolutions and projections of attention can have an MLP's shapes.
 _NO_MLP = re.compile(r"conv|attn|attention|quer")
 _MLP = re.compile(r"mlp|ffn|feed_forward|fc\d|ff|intermediate|output|c_proj|h_to|proj")
@@ -78,64 +69,6 @@ def refuse_twins(sites: list[Site]) -> None:
                 f"layer {site.layer} has two gated MLPs for expert {site.expert!r}, {'.'.join(other.block)} and "
                 f"{'.'.join(site.block)}",
                 hint="The file holds the experts twice, or two kinds of them; ask for the family to be added",
-            )
-
-
-def expert_counts(config: Mapping[str, object]) -> dict[str, int]:
-    """The config's keys that say how many experts a layer has."""
-    nested = config.get("ffn_config")
-    values = {**(nested if isinstance(nested, dict) else {}), **config}
-    found = {key: values.get(key) for key in _EXPERT_COUNTS}
-    return {key: value for key, value in found.items() if isinstance(value, int) and value > 0}
-
-
-def refuse_unmapped_experts(
-    sites: list[Site], infos: Mapping[str, TensorInfo], config: Mapping[str, object], model_type: str | None
-) -> None:
-    """Experts that the file or the config speaks of, and that no site is; unless the model's are known to be plain."""
-    if not sites and model_type in PLAIN:
-        return
-    counts = {key: count for key, count in expert_counts(config).items() if count > 1}
-    infos = {name: info for name, info in infos.items() if not is_attention(tuple(name.split(".")))}
-    used = {tensor for site in sites for tensor in site.tensors.values()}
-    hints = sorted({_numberless(name) for name in infos if name not in used and _EXPERT_HINT.search(name.lower())})
-    matrices = {_numberless(name) for name, info in infos.items() if name not in used and len(info.shape) > 1}
-    left = [hint for hint in hints if hint in matrices and _EXPERT.search(hint) and not _ROUTER.search(hint)]
-    stacked = sorted(
-        {_numberless(name) for name, info in infos.items() if len(info.shape) > 2 and _STACKED.search(name)}
-    )
-    mapped = any(isinstance(site.expert, int) for site in sites)
-    # A count alone proves nothing (some dense models keep the key): layers without an MLP, or expert-like names, do.
-    if not left and (mapped or not (counts and (hints or stacked or not sites))):
-        _refuse_missing_experts(sites, counts)
-        return
-    patterns = list(dict.fromkeys([*left, *stacked, *hints])) or sorted(map(_numberless, infos))
-    said = ", ".join(f"{key} = {value}" for key, value in counts.items()) or "tensors named after experts"
-    raise NoExpertsMapped(
-        f"the model has experts ({said}), but {'not all' if mapped else 'none'} of their tensors could be mapped. "
-        f"Unmatched: {', '.join(patterns[:12])}{' ...' if len(patterns) > 12 else ''}",
-        hint=EXPERT_ADVICE,
-    )
-
-
-def _numberless(name: str) -> str:
-    return re.sub(r"(?<=\.)\d+(?=\.)", "{}", name)
-
-
-def _refuse_missing_experts(sites: list[Site], counts: Mapping[str, int]) -> None:
-    """A layer whose experts have gaps, or are fewer than the config says."""
-    routed: dict[tuple[str, int], set[int]] = defaultdict(set)
-    for site in sites:
-        if isinstance(site.expert, int):
-            routed[site.tower, site.layer].add(site.expert)
-    for (tower, layer), present in routed.items():
-        declared = next(iter(counts.values()), 0) if tower == "text" else 0
-        absent = sorted(set(range(max(declared, *present) if declared else max(present) + 1)) - present)
-        if absent:
-            raise IncompleteTriple(
-                f"experts {', '.join(map(str, absent[:8]))} are missing beside {len(present)} others",
-                where=f"layer {layer}",
-                hint="The checkpoint is incomplete: a shard may be missing, or it was pruned and its config not",
             )
 
 

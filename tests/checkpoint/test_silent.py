@@ -1,0 +1,165 @@
+"""What a reader could take for a smaller or another model, and must not: parts that are missing, kept apart or unknown."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import glu_probe as gp
+from glu_probe.errors import IncompleteTriple, LayoutUnknown, NoExpertsMapped, ShapeMismatch
+
+from ..support import D_MLP, D_MODEL, llama_config, write_checkpoint
+
+MLP = ("gate_proj", "up_proj", "down_proj")
+GGUF = {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down", "post_attention_layernorm": "ffn_norm"}
+
+
+def opened(path, tensors: dict[str, Tensor], config: dict | None = None, **options) -> gp.Checkpoint:
+    config = llama_config(num_hidden_layers=2) if config is None else config
+    return gp.open_checkpoint(write_checkpoint(path / "m", tensors, config), **options)
+
+
+def mlp(stem: str, names: tuple[str, str, str] = MLP, d_mlp: int = D_MLP, fill: float = 1.0) -> dict[str, Tensor]:
+    gate, up, down = names
+    return {
+        f"{stem}.{gate}.weight": torch.full((d_mlp, D_MODEL), fill),
+        f"{stem}.{up}.weight": torch.full((d_mlp, D_MODEL), 2 * fill),
+        f"{stem}.{down}.weight": torch.full((D_MODEL, d_mlp), 3 * fill),
+    }
+
+
+# -- experts -------------------------------------------------------------------------------------
+
+
+def moe(present=range(4), *, layers: int = 2, shared: str | None = None, router: str = "mlp.gate") -> dict[str, Tensor]:
+    """Layers whose routers choose among four experts, of which some are there."""
+    tensors = {}
+    for layer in range(layers):
+        stem = f"model.layers.{layer}"
+        for expert in present:
+            tensors |= mlp(f"{stem}.mlp.experts.{expert}", fill=expert + 1.0)
+        if shared:
+            tensors |= mlp(f"{stem}.mlp.{shared}")
+        tensors[f"{stem}.{router}.weight"] = torch.ones(4, D_MODEL)
+        tensors[f"{stem}.post_attention_layernorm.weight"] = torch.ones(D_MODEL)
+    return tensors
+
+
+def moe_config(model_type: str = "qwen3_moe", **changes) -> dict:
+    return llama_config(model_type=model_type, num_hidden_layers=2, intermediate_size=None, **changes)
+
+
+@pytest.mark.parametrize("count", [{"n_routed_experts": 4}, {}])
+@pytest.mark.parametrize(
+    ("model_type", "shared", "router"),
+    [
+        ("deepseek_v3", "shared_experts", "mlp.gate"),
+        ("glm4_moe", "shared_experts", "mlp.gate"),
+        ("qwen2_moe", "shared_expert", "mlp.gate"),
+        ("hunyuan_v1_moe", "shared_mlp", "mlp.gate.wg"),
+        ("aria_text", "shared_experts", "mlp.router"),
+    ],
+)
+def test_shared_experts_alone_are_no_dense_model(model_type, shared, router, count, tmp_path):
+    tensors = moe(present=(), shared=shared, router=router)
+    with pytest.raises(NoExpertsMapped, match=r"layer 0: .*chooses among experts"):
+        opened(tmp_path, tensors, moe_config(model_type, **count))
+
+
+def test_shared_experts_alone_where_only_the_config_counts_others(tmp_path):
+    tensors = {name: t for name, t in moe(present=(), shared="shared_experts").items() if ".gate.weight" not in name}
+    with pytest.raises(NoExpertsMapped, match="n_routed_experts = 4"):
+        opened(tmp_path, tensors, moe_config("deepseek_v3", n_routed_experts=4))
+    config = moe_config("granitemoehybrid", num_local_experts=0)
+    assert [site.expert for site in opened(tmp_path, tensors, config).sites] == [None, None]
+
+
+def test_one_layer_without_experts(tmp_path):
+    tensors = {name: t for name, t in moe().items() if "layers.1.mlp.experts" not in name}
+    with pytest.raises(NoExpertsMapped, match=r"layer 1: .*not all"):
+        opened(tmp_path, tensors, moe_config(num_experts=4))
+
+
+def test_a_dense_layer_before_one_without_experts(tmp_path):
+    tensors = {name: t for name, t in moe(present=()).items() if "layers.0.mlp" not in name} | mlp("model.layers.0.mlp")
+    with pytest.raises(NoExpertsMapped, match="layer 1"):
+        opened(tmp_path, tensors, moe_config("deepseek_v3", n_routed_experts=4))
+
+
+def test_gguf_without_its_experts(tmp_path):
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(tmp_path / "m.gguf", "qwen2moe")
+    writer.add_embedding_length(D_MODEL)
+    writer.add_block_count(1)
+    writer.add_expert_count(4)
+    tensors = mlp("blk.0", ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"))
+    tensors |= {"blk.0.ffn_gate_inp.weight": torch.ones(4, D_MODEL), "blk.0.ffn_norm.weight": torch.ones(D_MODEL)}
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(NoExpertsMapped, match="ffn_gate_inp"):
+        gp.open_checkpoint(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize(
+    "count",
+    [{}, {"num_experts": 4}, {"num_experts": [4, 4]}, {"n_experts": 4}, {"num_moe_experts": 4},
+     {"num_routed_experts": 4}, {"moe_num_routed_experts": 4}],
+)  # fmt: skip
+@pytest.mark.parametrize("router", ["mlp.gate", "mlp.unnamed"])
+def test_the_last_expert_is_missing(count, router, tmp_path):
+    """Which the router's rows say, or the config."""
+    tensors = moe(present=range(3), router=router)
+    if router == "mlp.unnamed" and not count:
+        assert len(opened(tmp_path, tensors, moe_config()).sites) == 6  # nothing says that there is a fourth
+        return
+    with pytest.raises(IncompleteTriple, match=r"layer 0: experts 3 are missing beside 3 others \(.* 4\)"):
+        opened(tmp_path, tensors, moe_config(**count))
+
+
+def dbrx(experts: int, *, router: bool = True, width: int | None = D_MLP) -> tuple[dict[str, Tensor], dict]:
+    """Four experts below each other, and a config that says `experts`."""
+    stem = "transformer.blocks.0."
+    tensors = {f"{stem}ffn.experts.mlp.{name}": torch.ones(4 * D_MLP, D_MODEL) for name in ("w1", "v1", "w2")}
+    tensors[f"{stem}norm_attn_norm.norm_2.weight"] = torch.ones(D_MODEL)
+    if router:
+        tensors[f"{stem}ffn.router.layer.weight"] = torch.ones(4, D_MODEL)
+    ffn = {"moe_num_experts": experts} | ({"ffn_hidden_size": width} if width else {})
+    return tensors, {"model_type": "dbrx", "d_model": D_MODEL, "n_layers": 1, "ffn_config": ffn}
+
+
+@pytest.mark.parametrize("experts", [2, 8])
+@pytest.mark.parametrize(("router", "width", "says"), [(True, None, "chooses among 4"), (False, D_MLP, "says 24")])
+def test_experts_below_each_other_with_a_wrong_count(experts, router, width, says, tmp_path):
+    with pytest.raises(ShapeMismatch, match=says):
+        opened(tmp_path, *dbrx(experts, router=router, width=width))
+
+
+def test_experts_below_each_other_with_the_right_count(tmp_path):
+    assert {(site.expert, site.d_mlp) for site in opened(tmp_path, *dbrx(4)).sites} == {(e, D_MLP) for e in range(4)}
+
+
+def longcat(experts: int, zero: int) -> dict:
+    return moe_config("longcat_flash", n_routed_experts=experts, zero_expert_num=zero)
+
+
+def test_experts_with_weights_are_no_identities(tmp_path):
+    with pytest.raises(LayoutUnknown, match=r"experts\.3' has gate, up and down"):
+        opened(tmp_path, moe(), longcat(3, 1))
+
+
+@pytest.mark.parametrize(("zero", "fine"), [(2, True), (1, False)])
+def test_more_identities_than_the_config_says(zero, fine, tmp_path):
+    """transformers saves unused gates of them."""
+    tensors = {n: t for n, t in moe().items() if not any(f"experts.{e}.down_proj" in n for e in (2, 3))}
+    tensors |= {f"model.layers.{i}.post_attention_layernorm.0.weight": torch.ones(D_MODEL) for i in range(2)}
+    if fine:
+        assert [site.expert for site in opened(tmp_path, tensors, longcat(2, zero)).sites] == [0, 1, 0, 1]
+        return
+    with pytest.raises(LayoutUnknown, match="2 such have"):
+        opened(tmp_path, tensors, longcat(2, zero))
