@@ -60,7 +60,7 @@ FP8_FORMS = {
     "128x128, as DeepSeek-V4 names it": (fp8(128, 128, "scale"), FP8, RAGGED, "128x128"),
     "as Mistral names it": (fp8(WHOLE, WHOLE, "qscale_weight", shape=()), FP8, WIDE, "tensor"),
     "48x40": (fp8(48, 40), FP8 | {"weight_block_size": [48, 40]}, RAGGED, "48x40"),
-    "100x80, undeclared": (fp8(40, 20), None, RAGGED, "40x20"),
+    "40x40, undeclared": (fp8(40, 40), None, RAGGED, "40x40"),
     "compressed-tensors, blocks": (
         fp8(64, 48, "weight_scale"),
         {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"block_structure": [64, 48]}}}},
@@ -150,6 +150,36 @@ def test_a_scale_of_the_wrong_shape(shape, tmp_path):
     model, _ = packed_model(tmp_path / "m", pack, FP8, **RAGGED)
     with pytest.raises(ShapeMismatch, match=r"down_proj\.weight_scale_inv' is \[.*down_proj\.weight' \[160, 200\]"):
         gp.open_checkpoint(model)
+
+
+@pytest.mark.parametrize("quantization", [
+    None, {"quant_method": "fp8"}, {"quant_method": "compressed-tensors", "config_groups": {}},
+])  # fmt: skip
+@pytest.mark.parametrize("shape", [(2, 4), (4, 4), (1, 256), (2, 256), (1, 2)])
+def test_blocks_of_an_unusual_size_are_not_taken_for_meant(shape, quantization, tmp_path):
+    """(2, 4) is the grid of [512, 256] turned round, (1, 256) a scale for every row that lies along the columns."""
+
+    def pack(weight):
+        scales = shape if weight.shape == (512, 256) else ()
+        return {"weight": weight.to(torch.float8_e4m3fn), "weight_scale": torch.ones(scales)}, weight
+
+    model, _ = packed_model(tmp_path / "m", pack, quantization, d_model=256, d_mlp=512)
+    with pytest.raises(ShapeMismatch, match=r"gate_proj\.weight_scale' is \[.*no grid of blocks .* of a usual size"):
+        gp.open_checkpoint(model)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 40), (1, 128), (40, 40), (128, 128)])
+def test_blocks_that_need_no_word(rows, columns, tmp_path):
+    model, expected = packed_model(tmp_path / "m", fp8(rows, columns), None, **RAGGED)
+    assert_factors(model, expected, **RAGGED)
+    assert_ranges(model)
+
+
+def test_columns_with_a_scale_each_if_the_config_says_so(tmp_path):
+    settings = FP8 | {"weight_block_size": [200, 1]}
+    model, expected = packed_model(tmp_path / "m", fp8(WHOLE, 1), settings, **RAGGED)
+    assert_factors(model, expected, **RAGGED)
+    assert_ranges(model)
 
 
 def test_two_scales(tmp_path):

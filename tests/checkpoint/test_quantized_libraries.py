@@ -10,7 +10,7 @@ import torch
 import glu_probe as gp
 from glu_probe.checkpoint.quantized import libraries
 from glu_probe.cli import main
-from glu_probe.errors import MissingLibrary, QuantizedWeights, ShapeMismatch
+from glu_probe.errors import IncompleteTriple, MissingLibrary, QuantizedWeights, ShapeMismatch
 
 from .packing import assert_factors, assert_ranges, awq, packed_model
 
@@ -317,6 +317,111 @@ def test_packed_weights_without_a_config(tmp_path):
         QuantizedWeights, match=r"packed by compressed-tensors: .*quantization_config says how is not beside"
     ):
         gp.open_checkpoint(model)
+
+
+@pytest.mark.parametrize("order", [0, 7])
+def test_an_order_with_other_groups_than_there_are(order, tmp_path):
+    settings, scheme, _ = PACKED["4 bits in groups"]
+
+    def pack(weight):
+        stored, expected = compressed(settings, scheme)(weight)
+        return stored | {"weight_g_idx": torch.full((weight.shape[1],), order, dtype=torch.int32)}, expected
+
+    model, _ = packed_model(tmp_path / "m", pack, group(settings, scheme))
+    with pytest.raises(QuantizedWeights, match=r"has 2 groups of columns, and .*weight_g_idx' does not name just"):
+        gp.open_checkpoint(model).layer(0)
+
+
+HADAMARD = {"config_groups": {"R4": {"type": "hadamard", "apply": [{"targets": ["Linear"], "location": "input"}]}}}
+
+
+@pytest.mark.parametrize("form", ["4 bits in groups", "int8", "FP8 by row", "MXFP4"])
+def test_weights_that_belong_to_a_transform(form, tmp_path):
+    settings, scheme, _ = PACKED[form]
+    config = group(settings, scheme) | {"transform_config": HADAMARD}
+    model, _ = packed_model(tmp_path / "m", compressed(settings, scheme), config)
+    with pytest.raises(
+        QuantizedWeights, match=r"down_proj\..*go through a transform \(hadamard\), by transform_config"
+    ):
+        gp.open_checkpoint(model)
+
+
+def test_an_empty_transform_is_none(tmp_path):
+    settings, scheme, _ = PACKED["int8"]
+    config = group(settings, scheme) | {"transform_config": {}}
+    model, expected = packed_model(tmp_path / "m", compressed(settings, scheme), config)
+    assert_factors(model, expected)
+
+
+def without(*left_out: str):
+    """int8 weights with zero points, of which some parts are lost."""
+    settings, scheme, _ = PACKED["int8 with zero points"]
+
+    def pack(weight):
+        stored, expected = compressed(settings, scheme)(weight)
+        return {name: tensor for name, tensor in stored.items() if name not in left_out}, expected
+
+    return pack, group(settings, scheme)
+
+
+@pytest.mark.parametrize("part", ["weight_zero_point", "weight_scale"])
+def test_int8_whose_parts_are_missing(part, tmp_path):
+    model, _ = packed_model(tmp_path / "m", *without(part))
+    with pytest.raises(
+        IncompleteTriple, match=rf"down_proj\.{part}', without which .*down_proj\.weight' means nothing"
+    ):
+        gp.open_checkpoint(model)
+
+
+def test_int8_without_zero_points_by_the_group_that_means_it(tmp_path):
+    pack, _ = without("weight_zero_point")
+    eight = {"num_bits": 8, "strategy": "channel"}
+    ours = (eight, [r"re:.*mlp\..*"]), (eight | {"symmetric": False}, [r"re:.*self_attn.*"])
+    assert gp.open_checkpoint(packed_model(tmp_path / "a", pack, several(*ours))[0]).layer(0).query.isfinite().all()
+    unclear = (eight, ["Linear"]), (eight | {"symmetric": False}, ["Linear"])
+    with pytest.raises(IncompleteTriple, match="weight_zero_point"):
+        gp.open_checkpoint(packed_model(tmp_path / "b", pack, several(*unclear))[0])
+
+
+def test_scales_of_channels_that_lie_along_the_columns(tmp_path):
+    settings, scheme, _ = PACKED["FP8 by row"]
+
+    def pack(weight):
+        stored, expected = compressed(settings, scheme)(weight)
+        return stored | {"weight_scale": torch.ones(1, weight.shape[1])}, expected
+
+    model, _ = packed_model(tmp_path / "m", pack, group(settings, scheme))
+    with pytest.raises(ShapeMismatch, match=r"weight_scale' is \[1, 96\], which is no grid of blocks"):
+        gp.open_checkpoint(model)
+
+
+LEFT_OVER = {
+    "sparse": (
+        {"compressed": torch.ones(3), "bitmask": torch.ones(3, dtype=torch.uint8), "shape": torch.ones(2).long()},
+        "is a sparse weight without its zeros",
+    ),
+    "sparse, below weight": (
+        {"weight.compressed": torch.ones(3), "weight.bitmask": torch.ones(3, dtype=torch.uint8)},
+        r"is a sparse weight without its zeros \(sparse-24-bitmask\)",
+    ),
+    "floats with a scale": (
+        {"weight": torch.ones(4, 4), "weight_scale": torch.ones(4, 1)},
+        r"is F32 with .*weight_scale' beside it, and whether that is applied is not known",
+    ),
+    "16 bits": ({"weight": torch.ones(4, 4, dtype=torch.int16)}, "is of I16, which no known format"),
+}
+
+
+@pytest.mark.parametrize("form", LEFT_OVER)
+def test_what_is_not_decoded_is_said_and_not_laid_on_a_missing_config(form, tmp_path):
+    stored, words = LEFT_OVER[form]
+    settings = group(EIGHT, "int-quantized") | {"sparsity_config": {"format": "sparse-24-bitmask"}}
+    copies = {name: tensor.clone() for name, tensor in stored.items()}
+    model, _ = packed_model(tmp_path / "m", lambda w: ({k: t.clone() for k, t in copies.items()}, w), settings)
+    with pytest.raises(QuantizedWeights, match=words) as caught:
+        gp.open_checkpoint(model)
+    assert "Use the unquantised checkpoint" in str(caught.value)
+    assert "not beside it" not in str(caught.value)
 
 
 @pytest.mark.parametrize("size", [32])

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from ...errors import GluProbeError
-from ..places import is_attention
+from ..places import in_attention
 from ..source import StoredSource, TensorInfo, TensorSource
 from .bitnet import bitnet
 from .bnb import bnb_4bit, bnb_int8
-from .compressed import compressed
+from .compressed import compressed, signed_bytes, transformed, unreadable
 from .fp4 import mxfp4
 from .gptq import awq, gptq
 from .parts import Packed, Parts, Scheme
-from .scaled import fp4_in_int8, fp8, int8
+from .scaled import fp4_in_int8, fp8
 
 # Gives the weight that begins with a tensor, None if that tensor is none of its scheme's.
 Decoder = Callable[[str, Parts, Scheme], Packed | None]
@@ -36,7 +36,7 @@ _BY_METHOD: Mapping[str | None, tuple[Decoder, ...]] = {
     "fbgemm_fp8": (fp8,),
     "mxfp8": (fp8,),
     "mxfp4": (mxfp4, fp8),
-    "compressed-tensors": (compressed, fp8, int8),
+    "compressed-tensors": (transformed, compressed, fp8, signed_bytes, unreadable),
     "bitsandbytes": (bnb_4bit, bnb_int8),
     "gptq": (gptq,),
     "awq": (awq,),
@@ -60,7 +60,7 @@ class Dequantised:
         faults: dict[str, GluProbeError] = {}
         decoders = _BY_METHOD.get(scheme.method, ())
         for name in stored if decoders else ():
-            if is_attention(tuple(name.split("."))):
+            if in_attention(name):
                 continue
             try:
                 packed = next(filter(None, (decode(name, parts, scheme) for decode in decoders)), None)
