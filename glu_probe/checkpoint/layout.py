@@ -20,6 +20,7 @@ from .packed import refuse_packed
 from .places import BlockKey, Blocks, Leaves, Parameter, blocks_of, contents, pattern, tensor_index
 from .refusals import (
     gated_outside_layers,
+    refuse_beneath,
     refuse_incomplete,
     refuse_twins,
     refuse_ungated,
@@ -181,13 +182,14 @@ class _Finder:
         prefixes |= self._of_other_families({key[0] for key in blocks} - prefixes, blocks)
         self.towers = name_towers(prefixes)
         matchers = {prefix: _matcher(self.reading, tower, prefix) for prefix, tower in self.towers.items()}
-        matched, skipped = {}, {}
+        matched, skipped, inside = {}, {}, contents(blocks)
         for key, leaves in blocks.items():
             tower = self.towers.get(key[0])
             if tower is None:
                 continue
             try:
                 projections = matchers[key[0]].match(key[2], leaves, self.infos)
+                refuse_beneath(key, projections, inside)
             except LayoutUnknown as error:
                 if tower == "text":
                     raise
@@ -215,8 +217,14 @@ class _Finder:
         tensors = {role: leaves[leaf]["weight"] for role, leaf in roles.items()}
         tensors |= {f"{role}_bias": leaves[leaf]["bias"] for role, leaf in roles.items() if "bias" in leaves[leaf]}
         cuts = cut(projections, tensors, self.infos, self._evidence(tower, prefix, layer))
-        # without a block it is the whole layer, as in GGUF
-        others = inside - set(roles.values()) if block else {name for name in inside if name.startswith("ffn_sub")}
+        others = inside - set(roles.values())
+        if not block:  # it is the whole layer, as in GGUF
+            a_neuron = (cuts[0].d_mlp,) if cuts[0].d_mlp != cuts[0].d_model else ()
+            others = {
+                name
+                for name in others
+                if name.startswith(("ffn_sub", "ffn_act")) or self._shape(leaves.get(name, {})) == a_neuron
+            }
         extras = tuple(sorted(name for name in others if name not in ROUTING and not name.startswith(SHARED)))
         stacked = cuts[0].storage not in ("", "transposed")
         return [
@@ -226,6 +234,9 @@ class _Finder:
             )
             for number, one in enumerate(cuts)
         ]  # fmt: skip
+
+    def _shape(self, kinds: Mapping[str, str]) -> tuple[int, ...] | None:
+        return self.infos[kinds["weight"]].shape if "weight" in kinds else None
 
     def _evidence(self, tower: str, prefix: str, layer: int) -> Evidence:
         config = self.reading.config_of(tower, prefix)

@@ -81,6 +81,12 @@ def is_attention(block: tuple[str, ...]) -> bool:
     return any("attn" in part.lower() or "attention" in part.lower() for part in block)
 
 
+def in_attention(name: str) -> bool:
+    """Whether a tensor is an attention's within its layer, whatever the stack is called."""
+    place = locate(name)
+    return is_attention((*place.block, place.leaf) if place else tuple(name.split(".")))
+
+
 def pattern(block: tuple[str, ...]) -> tuple[str, ...]:
     """The block without its numbers: the same for every expert."""
     return tuple("N" if part.isdigit() else part for part in block)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from ..errors import IncompleteTriple, LayoutUnknown, NoGatedMLP
 from .families import PLAIN
 from .family import Projections
-from .places import Blocks, Leaves, is_attention, locate, pattern
+from .packed import is_of_activations
+from .places import BlockKey, Blocks, Leaves, is_attention, locate, pattern
 from .source import TensorInfo
 
 if TYPE_CHECKING:
@@ -57,6 +58,20 @@ def _refuse_part(wanted: Projections, leaves: Leaves, layer: int, *, expected: b
             where=f"layer {layer}",
             hint="The checkpoint is incomplete: a shard may be missing, or the save went wrong",
         )
+
+
+def refuse_beneath(key: BlockKey, found: Sequence[Projections], inside: Mapping[BlockKey, set[str]]) -> None:
+    """Parameters of a projection besides its weight and bias: what they make of the weight is not known."""
+    prefix, layer, block = key
+    for leaf in dict.fromkeys(name for names in found for name in names.names):
+        others = {name for name in inside.get((prefix, layer, (*block, leaf)), ()) if not is_of_activations(name)}
+        if others:
+            path = ".".join((prefix, str(layer), *block, leaf))
+            raise LayoutUnknown(
+                f"{path!r} has {', '.join(sorted(others)[:6])} besides its weight, and what that does is not known",
+                where=f"layer {layer}",
+                hint="Save the model with plain linear layers, such as after merging what was trained beside them",
+            )
 
 
 def refuse_twins(sites: list[Site]) -> None:

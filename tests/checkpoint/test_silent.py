@@ -7,9 +7,16 @@ import torch
 from torch import Tensor
 
 import glu_probe as gp
-from glu_probe.errors import IncompleteTriple, LayoutUnknown, NoExpertsMapped, ShapeMismatch
+from glu_probe.errors import (
+    IncompleteTriple,
+    LayoutUnknown,
+    NoExpertsMapped,
+    QuantizedWeights,
+    ShapeMismatch,
+    UnmergedAdapter,
+)
 
-from ..support import D_MLP, D_MODEL, llama_config, write_checkpoint
+from ..support import D_MLP, D_MODEL, llama_config, llama_tensors, write_checkpoint
 
 MLP = ("gate_proj", "up_proj", "down_proj")
 GGUF = {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down", "post_attention_layernorm": "ffn_norm"}
@@ -27,6 +34,31 @@ def mlp(stem: str, names: tuple[str, str, str] = MLP, d_mlp: int = D_MLP, fill: 
         f"{stem}.{up}.weight": torch.full((d_mlp, D_MODEL), 2 * fill),
         f"{stem}.{down}.weight": torch.full((D_MODEL, d_mlp), 3 * fill),
     }
+
+
+def gguf_named(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The MLPs and their norms under the names of GGUF files, which stand directly in the layer."""
+    out = {}
+    for name, tensor in tensors.items():
+        for theirs, ours in GGUF.items():
+            name = name.replace(f"mlp.{theirs}", ours).replace(theirs, ours)
+        out[name.replace("model.layers", "blk")] = tensor
+    return out
+
+
+def write_gguf(path, tensors: dict[str, Tensor], architecture: str = "llama", **values: int):
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(path / "m.gguf", architecture)
+    for key, value in ({"embedding_length": D_MODEL, "block_count": 2} | values).items():
+        writer.add_uint32(f"{architecture}.{key}", value)
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path / "m.gguf"
 
 
 # -- experts -------------------------------------------------------------------------------------
@@ -88,22 +120,11 @@ def test_a_dense_layer_before_one_without_experts(tmp_path):
 
 
 def test_gguf_without_its_experts(tmp_path):
-    from gguf import GGUFWriter
-
-    writer = GGUFWriter(tmp_path / "m.gguf", "qwen2moe")
-    writer.add_embedding_length(D_MODEL)
-    writer.add_block_count(1)
-    writer.add_expert_count(4)
     tensors = mlp("blk.0", ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"))
     tensors |= {"blk.0.ffn_gate_inp.weight": torch.ones(4, D_MODEL), "blk.0.ffn_norm.weight": torch.ones(D_MODEL)}
-    for name, tensor in tensors.items():
-        writer.add_tensor(name, tensor.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    path = write_gguf(tmp_path, tensors, "qwen2moe", block_count=1, expert_count=4)
     with pytest.raises(NoExpertsMapped, match="ffn_gate_inp"):
-        gp.open_checkpoint(tmp_path / "m.gguf")
+        gp.open_checkpoint(path)
 
 
 @pytest.mark.parametrize(
@@ -163,3 +184,58 @@ def test_more_identities_than_the_config_says(zero, fine, tmp_path):
         return
     with pytest.raises(LayoutUnknown, match="2 such have"):
         opened(tmp_path, tensors, longcat(2, zero))
+
+
+# -- parameters beside a weight ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix", ["model.attn_layers.", "model.cross_attention.", "model."])
+@pytest.mark.parametrize(
+    ("suffix", "error"),
+    [
+        ("lora_A.weight", UnmergedAdapter),
+        ("lora_A.default.weight", UnmergedAdapter),
+        ("weight_scale", QuantizedWeights),
+    ],
+)
+def test_updates_and_scales_count_whatever_the_stack_is_called(prefix, suffix, error, tmp_path):
+    tensors = llama_tensors(layers=2, prefix=prefix)
+    assert len(opened(tmp_path, tensors).sites) == 2
+    with pytest.raises(error):
+        opened(tmp_path, tensors | {f"{prefix}layers.1.mlp.gate_proj.{suffix}": torch.ones(1, D_MODEL)})
+
+
+def test_what_is_attention_s_own_harms_nothing(tmp_path):
+    extra = {"model.layers.1.self_attn.gate_proj.lora_A.weight": torch.ones(1, D_MODEL)}
+    assert len(opened(tmp_path, llama_tensors(layers=2) | extra).sites) == 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gate_proj.gain", "gate_proj.weight_mask", "gate_proj.delta.weight", "down_proj.output_multiplier",
+     "down_proj.input_smooth", "down_proj.pre_quant"],
+)  # fmt: skip
+@pytest.mark.parametrize("gguf", [False, True])
+def test_what_stands_beside_a_projection_s_weight(name, gguf, tmp_path):
+    """Only in one layer, and in GGUF files directly in it."""
+    tensors = llama_tensors(layers=2) | {f"model.layers.1.mlp.{name}": torch.ones(D_MLP)}
+    if gguf:
+        path = write_gguf(tmp_path, gguf_named(tensors))
+    else:
+        path = write_checkpoint(tmp_path / "m", tensors, llama_config(num_hidden_layers=2))
+    with pytest.raises(LayoutUnknown, match=r"layer 1: .*besides its weight"):
+        gp.open_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", ["ffn_act.scales", "ffn_sub_norm.weight", "neuron_scale"])
+def test_what_stands_beside_projections_without_a_block(name, tmp_path):
+    tensors = gguf_named(llama_tensors(layers=2)) | {f"blk.1.{name}": torch.ones(D_MLP)}
+    notes = [layer.functional_note() for layer in gp.open_checkpoint(write_gguf(tmp_path, tensors)).layers()]
+    assert notes[0] is None
+    assert name.split(".")[0] in notes[1]
+
+
+@pytest.mark.parametrize("name", ["input_scale", "input_global_scale", "output_scale", "input_quantizer._amax"])
+def test_scales_of_inputs_and_outputs_harm_nothing(name, tmp_path):
+    tensors = llama_tensors(layers=2) | {f"model.layers.1.mlp.up_proj.{name}": torch.ones(1)}
+    assert all(layer.functional_note() is None for layer in opened(tmp_path, tensors).layers())
