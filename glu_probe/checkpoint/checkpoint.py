@@ -18,6 +18,7 @@ from .quantized.parts import scheme_of
 from .ref import parse_ref
 from .rules import Config, MLPRules, Options, TowerRules, decide, gguf_config
 from .source import TensorSource
+from .towers import is_main
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -136,6 +137,8 @@ class Checkpoint:
             notes.append(
                 f"the config says d_mlp is {declared}, but {len(odd)} layers have {widths} (from layer {odd[0].layer} on)"
             )
+        if config.get("mlp_bias") is True and text and not any("gate_bias" in site.tensors for site in text):
+            notes.append("the config says that the MLPs have biases (mlp_bias), but the file has none")
         count, present = config.get("num_hidden_layers"), self._inventory.layers.get("text", [])
         if isinstance(count, int) and present and len(present) != count:
             notes.append(f"the config says {count} layers, but the file has {len(present)}")
@@ -169,7 +172,7 @@ class Checkpoint:
             elif rules.activation is None:
                 notes.append(
                     f"{prefix}the activation is not known ({rules.activation_source}): measures of the neurons' function "
-                    "are missing (name it with --activation)"
+                    "are missing" + (" (name it with --activation)" if is_main(tower) else "")
                 )
             elif rules.scale_note:
                 notes.append(f"{prefix}measures of the neurons' function are missing: {rules.scale_note}")
@@ -219,7 +222,7 @@ class Checkpoint:
         for site in self.sites:
             tower = self._rules[site.tower]
             rules = self._reader.rules(site, tower)
-            norms = self._reader.norm_tensors(site, rules, tower.name)
+            norms = self._reader.norm_tensors(site, rules, tower)
             rows.append(
                 {
                     "model": self.name,

@@ -651,6 +651,12 @@ GGUF_NORMS: dict[str, str] = {
     "norm1": "attn_output_norm",
 }
 
+
+def gguf_norm(norm: Norm) -> str | None:
+    """What GGUF files call a norm; None if that is not known."""
+    return norm.gguf or GGUF_NORMS.get(norm.tensor)
+
+
 _BY_NAME = {name: family for family in FAMILIES for name in family.names}
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.gguf}
 _REGISTERED: dict[str, Family] = {}

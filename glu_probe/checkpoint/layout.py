@@ -6,6 +6,7 @@ will do. Shapes are then checked against each other and the config.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from .matching import Matcher
 from .packed import refuse_packed
 from .places import BlockKey, Blocks, Leaves, Parameter, blocks_of, contents, pattern, tensor_index
 from .refusals import (
+    gated_in_shape,
     gated_outside_layers,
     refuse_beneath,
     refuse_incomplete,
@@ -28,8 +30,10 @@ from .refusals import (
 from .sites import Site, dense_where_alone, expert_of, labelled
 from .slabs import Evidence, cut
 from .source import TensorInfo
-from .towers import name_towers
+from .towers import is_main, name_towers
 
+# A norm of the MLP's by its name; one in the middle of it ("sub") is another matter.
+_MLP_NORM = re.compile(r"^(?!.*sub).*(feed_?forward|ffn|ffw|mlp|\bff)_?(.*_)?(layer_?)?norm")
 # What only a layer for predicting further tokens has.
 _MTP_PARTS = {"eh_proj", "enorm", "hnorm", "shared_head", "nextn"}
 
@@ -51,11 +55,21 @@ class Inventory:
     index: dict[Parameter, str]
     notes: list[str]
     prefixes: dict[str, str]
+    _mlp_norms: dict[tuple[str, int], set[str]] | None = None
 
     def beside(self, site: Site, module: str, kind: str) -> str | None:
         """The tensor of that module in the site's layer, whatever wrappers stand in its name; None if absent."""
         *block, leaf = module.split(".")
         return self.index.get(Parameter(site.prefix, site.layer, tuple(block), leaf, kind))
+
+    def mlp_norms(self, prefix: str, layer: int) -> set[str]:
+        """Norms that stand directly in a layer and are called the MLP's."""
+        if self._mlp_norms is None:
+            self._mlp_norms = defaultdict(set)
+            for place in self.index:
+                if not place.block and _MLP_NORM.search(place.leaf):
+                    self._mlp_norms[place.prefix, place.layer].add(place.leaf)
+        return self._mlp_norms[prefix, layer]
 
     def norm_widths(self, infos: Mapping[str, TensorInfo]) -> dict[tuple[str, int], set[int]]:
         """Sizes of the norms that stand directly in each layer of each stack."""
@@ -134,6 +148,10 @@ def find_sites(infos: Mapping[str, TensorInfo], reading: Reading) -> Inventory:
     notes = [f"{tower} was left out: {why}" for tower, why in skipped.items()]
     if identities:
         notes.append(f"{identities} experts of a layer write what they read and have no neurons; they are left out")
+    read = {(site.prefix, site.layer) for site in sites}
+    beside = {key: leaves for key, leaves in blocks.items() if key[:2] not in read and key[0] in prefixes.values()}
+    for layer, names in gated_in_shape(beside, infos):
+        notes.append(f"layer {layer} was left out: {', '.join(names)} have the shapes of a gated MLP under other names")
     outside = gated_outside_layers(infos)
     if outside:
         notes.append(f"gated MLPs outside the layers were left out: {', '.join(outside)}")
@@ -154,7 +172,8 @@ def _without_identities(infos: Mapping[str, TensorInfo], reading: Reading) -> tu
 
 
 def _matcher(reading: Reading, tower: str, prefix: str) -> Matcher:
-    return Matcher(reading.family_of(tower, prefix), reading.model_type, reading.gguf, reading.fused_layout)
+    said = reading.fused_layout if is_main(tower) else None
+    return Matcher(reading.family_of(tower, prefix), reading.model_type, reading.gguf, said)
 
 
 class _Finder:

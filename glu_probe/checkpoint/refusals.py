@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import IncompleteTriple, LayoutUnknown, NoGatedMLP
-from .families import PLAIN
+from .families import PLAIN, find_family
 from .family import Projections
 from .packed import is_of_activations
 from .places import BlockKey, Blocks, Leaves, is_attention, locate, pattern
@@ -96,7 +96,16 @@ def refuse_ungated(blocks: Blocks, infos: Mapping[str, TensorInfo], model_type: 
         if _MLP.search(".".join((*block, leaf)))
     })  # fmt: skip
     if model_type not in PLAIN:
-        _refuse_unnamed(blocks, infos, model_type)
+        for layer, names in gated_in_shape(blocks, infos):
+            known = find_family(model_type) or find_family(model_type, gguf=True)
+            table = "whose own files have other names" if known else "which is not in the table"
+            says = f"model_type {model_type!r}, {table}," if model_type else "a file without model_type"
+            raise LayoutUnknown(
+                f"{', '.join(map(repr, names[:6]))} have the shapes of a gated MLP, and {says} does not say which part is "
+                "the gate",
+                where=f"layer {layer}",
+                hint="Ask for the family to be added, or save the model with plain linear layers",
+            )
         outside = gated_outside_layers(infos)
         if outside:
             raise LayoutUnknown(
@@ -121,8 +130,8 @@ def gated_outside_layers(infos: Mapping[str, TensorInfo]) -> list[str]:
     return found
 
 
-def _refuse_unnamed(blocks: Blocks, infos: Mapping[str, TensorInfo], model_type: str | None) -> None:
-    """The shapes of a gated MLP under names of which none is known to be the gate."""
+def gated_in_shape(blocks: Blocks, infos: Mapping[str, TensorInfo]) -> Iterator[tuple[int, list[str]]]:
+    """(layer, names) of what has the shapes of a gated MLP under names of which none is known to be the gate."""
     weights: dict[tuple[str, int, tuple[str, ...]], list[str]] = defaultdict(list)
     for (prefix, layer, block), leaves in blocks.items():
         names = [kinds["weight"] for kinds in leaves.values() if "weight" in kinds]
@@ -131,12 +140,7 @@ def _refuse_unnamed(blocks: Blocks, infos: Mapping[str, TensorInfo], model_type:
     for (_, layer, _), names in weights.items():
         wrapped = next((name for name in names if "gate_proj." in name or "gate_up_proj." in name), None)
         if wrapped or _looks_gated([infos[name].shape for name in names]):
-            raise LayoutUnknown(
-                f"{', '.join(map(repr, names[:6]))} have the shapes of a gated MLP, and model_type {model_type!r}, which is "
-                "not in the table, does not say which part is the gate",
-                where=f"layer {layer}",
-                hint="Ask for the family to be added, or save the model with plain linear layers",
-            )
+            yield layer, names
 
 
 def _looks_gated(shapes: Sequence[tuple[int, ...]]) -> bool:

@@ -21,6 +21,11 @@ _PARTS = ("encoder", "decoder")
 _TEXT_KEYS = ("text_config", "llm_config", "language_config", "language_model_config", "decoder", "decoder_config")
 
 
+def is_main(tower: str) -> bool:
+    """Whether what a user says about the model is about this stack: the language model, and what is trained with it."""
+    return tower in ("text", "mtp", "encoder")
+
+
 def name_towers(prefixes: Iterable[str]) -> dict[str, str]:
     """Prefix of every stack to a name that no other stack has.
 

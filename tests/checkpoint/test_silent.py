@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from torch import Tensor
 
 import glu_probe as gp
+from glu_probe.checkpoint.families import all_families, find_family, gguf_norm
 from glu_probe.errors import (
+    BadOption,
     IncompleteTriple,
     LayoutUnknown,
     NoExpertsMapped,
     QuantizedWeights,
     ShapeMismatch,
+    UnknownActivation,
     UnmergedAdapter,
 )
 
@@ -239,3 +244,118 @@ def test_what_stands_beside_projections_without_a_block(name, tmp_path):
 def test_scales_of_inputs_and_outputs_harm_nothing(name, tmp_path):
     tensors = llama_tensors(layers=2) | {f"model.layers.1.mlp.up_proj.{name}": torch.ones(1)}
     assert all(layer.functional_note() is None for layer in opened(tmp_path, tensors).layers())
+
+
+# -- what is about one tower only ----------------------------------------------------------------
+
+
+def with_vision(vision: dict, hidden_act: str = "silu") -> tuple[dict[str, Tensor], dict]:
+    """Two stacks of gated MLPs, of different sizes."""
+    tensors = llama_tensors(layers=2, prefix="model.language_model.")
+    for name, tensor in llama_tensors(layers=2, d_mlp=20, d_model=8).items():
+        if "embed" not in name and "input" not in name:
+            name = name.replace("model.layers", "model.visual.blocks").replace("post_attention_layernorm", "norm2")
+            tensors[name] = tensor
+    text = llama_config(model_type="qwen2_5_vl_text", num_hidden_layers=2, hidden_act=hidden_act)
+    vision = {"model_type": "qwen2_5_vl", "hidden_size": 8} | vision
+    return tensors, {"model_type": "qwen2_5_vl", "text_config": text, "vision_config": vision}
+
+
+def test_the_user_s_activation_is_the_language_model_s(tmp_path):
+    checkpoint = opened(tmp_path, *with_vision({"hidden_act": "gelu"}), activation="relu")
+    assert {(layer.tower, layer.activation.name) for layer in checkpoint.layers()} == {
+        ("text", "relu"), ("vision", "gelu"),
+    }  # fmt: skip
+
+
+def test_an_unknown_activation_beside_the_language_model_is_a_note(tmp_path):
+    checkpoint = opened(tmp_path, *with_vision({"hidden_act": "foo"}))
+    assert [note for note in checkpoint.notes if note.startswith("vision: ") and "'foo'" in note]
+    for layer in checkpoint.layers():
+        assert (layer.functional_note() is None) == (layer.tower == "text")
+    with pytest.raises(UnknownActivation):
+        opened(tmp_path, *with_vision({"hidden_act": "silu"}, hidden_act="foo"))
+
+
+def test_the_user_s_order_is_the_language_model_s(tmp_path):
+    """Of a fused tensor, where the family of another tower has another order."""
+    tensors = {}
+    for layer in range(2):
+        for stem, width in ((f"model.layers.{layer}.mlp", D_MODEL),
+                            (f"model.embed_tokens_extend.audio_embed.encoder.encoders.{layer}.feed_forward_in", 8)):  # fmt: skip
+            halves = [torch.full((D_MLP, width), fill) for fill in (1.0, 2.0)]
+            tensors |= {f"{stem}.gate_up_proj.weight": torch.cat(halves)}
+            tensors |= {f"{stem}.down_proj.weight": torch.ones(width, D_MLP)}
+    audio = {"model_type": "phi4_multimodal_audio", "hidden_size": 8, "activation": "swish"}
+    config = llama_config(model_type="phi4_multimodal", num_hidden_layers=2, audio_config=audio)
+    checkpoint = opened(tmp_path, tensors, config, fused_layout="gate-first", fold_norm=False)
+    gates = {(layer.tower, *layer.query.unique().tolist()) for layer in checkpoint.layers()}
+    assert gates == {("text", 1.0), ("audio", 2.0)}
+
+
+# -- norms, biases and names that the config denies ----------------------------------------------
+
+
+def test_a_gain_that_the_family_does_not_have(tmp_path):
+    tensors, config = llama_tensors(layers=2), llama_config(model_type="olmo", num_hidden_layers=2)
+    with pytest.raises(LayoutUnknown, match=r"post_attention_layernorm\.weight' is a weight that .* 'olmo'"):
+        opened(tmp_path, tensors, config).layer(0)
+    assert opened(tmp_path, tensors, config, fold_norm=False).layer(0).d_mlp == D_MLP
+
+
+@pytest.mark.parametrize("norm", ["pre_feedforward_layernorm", "post_feedforward_layernorm", "post_ffw_norm"])
+def test_norms_of_the_mlp_that_the_family_does_not_have(norm, tmp_path):
+    """A LLaMA has the norm behind the attention alone; a file with more is another family's."""
+    tensors = llama_tensors(layers=2) | {f"model.layers.{i}.{norm}.weight": torch.ones(D_MODEL) for i in range(2)}
+    if norm == "post_ffw_norm":
+        path = write_gguf(tmp_path, gguf_named(tensors))
+    else:
+        path = write_checkpoint(tmp_path / "m", tensors, llama_config(num_hidden_layers=2))
+    with pytest.raises(LayoutUnknown, match=f"{norm}, norms beside the MLP that the rules of family 'llama'"):
+        gp.open_checkpoint(path).describe()
+    assert norm in gp.open_checkpoint(path, fold_norm=False).layer(0).functional_note()
+
+
+def test_biases_that_the_config_has_and_the_file_has_not(tmp_path):
+    config = llama_config(num_hidden_layers=2, mlp_bias=True)
+    assert any("mlp_bias" in note for note in opened(tmp_path, llama_tensors(layers=2), config).notes)
+
+
+def test_a_layer_under_other_names_is_noted(tmp_path):
+    tensors = llama_tensors(layers=3)
+    for part in ("gate", "up", "down"):
+        tensors[f"model.layers.1.mlp.dense_{part}.weight"] = tensors.pop(f"model.layers.1.mlp.{part}_proj.weight")
+    checkpoint = opened(tmp_path, tensors, llama_config(num_hidden_layers=3))
+    assert [site.layer for site in checkpoint.sites] == [0, 2]
+    assert any(note.startswith("layer 1 was left out") and "dense_gate" in note for note in checkpoint.notes)
+
+
+# -- families that do not fit --------------------------------------------------------------------
+
+
+def test_a_family_whose_norm_is_numbered_by_the_block(tmp_path):
+    with pytest.raises(LayoutUnknown, match=r"layer\.\{0\}\.layer_norm"):
+        opened(tmp_path, llama_tensors(layers=2), family="t5").describe()
+
+
+@pytest.mark.parametrize("name", sorted({name for family in all_families() for name in (*family.names, *family.gguf)}))
+def test_every_family_on_a_gguf_file(name, gguf_file):
+    """It is read by its rules, or refused; never fails otherwise."""
+    with contextlib.suppress(BadOption, LayoutUnknown, IncompleteTriple):
+        assert len(gp.open_checkpoint(gguf_file, family=name).describe()) == 2
+
+
+@pytest.mark.parametrize("name", ["afmoe", "dia_decoder", "gte", "longcat_flash", "molmo2_text"])
+def test_a_family_without_gguf_files(name, gguf_file):
+    with pytest.raises(BadOption, match="what GGUF files call the norm"):
+        gp.open_checkpoint(gguf_file, family=name)
+
+
+@pytest.mark.parametrize("name", sorted({name for family in all_families() for name in family.gguf}))
+def test_families_of_gguf_files_have_their_norms_named(name):
+    assert all(gguf_norm(norm) for norm in find_family(name, gguf=True).norms)
+
+
+@pytest.fixture(scope="module")
+def gguf_file(tmp_path_factory):
+    return write_gguf(tmp_path_factory.mktemp("families"), gguf_named(llama_tensors(layers=2)))
