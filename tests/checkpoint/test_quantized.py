@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import glu_probe as gp
 from glu_probe.checkpoint.files import open_files
 from glu_probe.checkpoint.ref import parse_ref
-from glu_probe.errors import IncompleteTriple, QuantizedWeights, ShapeMismatch, UnscaledFP8
+from glu_probe.errors import IncompleteTriple, LayoutUnknown, QuantizedWeights, ShapeMismatch, UnscaledFP8
 
 from ..support import llama_config, llama_tensors, write_checkpoint
 from .packing import (
@@ -204,6 +204,42 @@ def test_scales_of_the_input_are_left_alone(tmp_path):
     assert_factors(model, expected)
 
 
+ODD = ("weight_zero_point", "pre_quant_scale", "input_smooth", "weight.extra", "gain")
+
+
+@pytest.mark.parametrize("part", ODD)
+@pytest.mark.parametrize("method", ["fp8", "gptq", "awq"])
+def test_parts_of_a_meaning_that_is_not_known(part, method, tmp_path):
+    pack, settings = {
+        "fp8": (fp8(WHOLE, WHOLE, "weight_scale_inv"), FP8),
+        "gptq": (gptq(), {"quant_method": "gptq"}),
+        "awq": (awq(), {"quant_method": "awq", "group_size": 32}),
+    }[method]
+
+    def with_more(weight):
+        stored, expected = pack(weight)
+        return stored | {part: torch.ones(weight.shape[0])}, expected
+
+    model, _ = packed_model(tmp_path / "m", with_more, settings)
+    with pytest.raises(
+        (QuantizedWeights, LayoutUnknown), match=rf"_proj.*' (has|holds|is stored as) .*{part.split('.')[0]}"
+    ):
+        gp.open_checkpoint(model)
+
+
+@pytest.mark.parametrize("prefix", ["model.attn_layers.layers.", "attention_free.layers.", "model.attention.0.layers."])
+def test_only_the_block_says_what_is_attention(prefix, tmp_path):
+    model, expected = packed_model(tmp_path / "m", fp8(128, 128), FP8, **RAGGED)
+    stored = load_file(model / "model.safetensors")
+    renamed = {name.replace("model.layers.", prefix): tensor for name, tensor in stored.items()}
+    source = stacked(tmp_path / "n", renamed, FP8)
+    name = f"{prefix}0.mlp.gate_proj.weight"
+    if prefix == "model.attention.0.layers.":  # where the first number is the layer's, and what follows is its block
+        assert not source.infos()[f"{prefix}0.self_attn.q_proj.weight"].decoded
+    assert source.infos()[name].decoded
+    assert torch.equal(source.read(name), expected["gate_proj"])
+
+
 def test_shards_that_part_weight_and_scale(tmp_path):
     model, expected = packed_model(tmp_path / "m", fp8(128, 128), FP8, **RAGGED)
     tensors = load_file(model / "model.safetensors")
@@ -300,6 +336,20 @@ def test_mxfp4_without_scales(tmp_path):
     with pytest.raises(
         IncompleteTriple, match=r"down_proj_scales', without which .*_blocks' means nothing, is missing"
     ):
+        gp.open_checkpoint(model)
+
+
+@pytest.mark.parametrize("odd", ["gate_up_proj_scale_2", "gate_up_proj.gain"])
+def test_mxfp4_experts_with_a_part_of_a_meaning_that_is_not_known(odd, tmp_path):
+    stem, tensors = "model.layers.0.mlp.experts.", {"model.layers.0.post_attention_layernorm.weight": torch.ones(64)}
+    for name, rows in (("gate_up_proj", 128), ("down_proj", 64)):
+        tensors[f"{stem}{name}_blocks"] = torch.ones(3, rows, 2, 16, dtype=torch.uint8)
+        tensors[f"{stem}{name}_scales"] = torch.ones(3, rows, 2, dtype=torch.uint8)
+    sizes = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64, "num_local_experts": 3}
+    config = llama_config(model_type="gpt_oss", quantization_config={"quant_method": "mxfp4"}, **sizes)
+    assert gp.open_checkpoint(write_checkpoint(tmp_path / "a", tensors, config)).layer(0, 0).query.isfinite().all()
+    model = write_checkpoint(tmp_path / "b", tensors | {f"{stem}{odd}": torch.ones(3)}, config)
+    with pytest.raises((QuantizedWeights, LayoutUnknown), match=odd.removeprefix("gate_up_proj")[1:]):
         gp.open_checkpoint(model)
 
 

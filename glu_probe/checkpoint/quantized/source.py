@@ -7,7 +7,7 @@ as it is stored, for `packed.py` to refuse.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...errors import GluProbeError
+from ..packed import is_of_activations
 from ..places import in_attention
 from ..source import StoredSource, TensorInfo, TensorSource
 from .bitnet import bitnet
@@ -71,6 +72,12 @@ class Dequantised:
                 continue
             if packed is not None:
                 found[name] = packed
+        for name, other in _unaccounted(stored, found):
+            if name in found:
+                scheme_words = found.pop(name).scheme
+                faults[name] = parts.refused(
+                    name, f"is stored as {scheme_words}, and what {other!r} beside it means is not known"
+                )
         replaced = {part for packed in found.values() for part in packed.parts}
         self._infos: dict[str, TensorInfo] = {}
         for name, info in stored.items():
@@ -101,3 +108,15 @@ class Dequantised:
     def provenance(self) -> dict[str, Any]:
         """The files."""
         return self._source.provenance()
+
+
+def _unaccounted(stored: Iterable[str], found: Mapping[str, Packed]) -> Iterator[tuple[str, str]]:
+    """Packed weights, and a part of theirs that no decoder has looked at: for a weight X, what is called X_part."""
+    owners = {packed.name: name for name, packed in found.items()}
+    parts = {part for packed in found.values() for part in packed.parts}
+    for name in stored:
+        for at, sign in enumerate(name):
+            if sign == "_" and name[:at] in owners and name not in parts:
+                if name[at + 1 :] != "bias" and not is_of_activations(name[at + 1 :]):
+                    yield owners[name[:at]], name
+                break
