@@ -595,7 +595,9 @@ FAMILIES: tuple[Family, ...] = (
         gguf=("nomic-bert",),
         projections=(Projections("fc12", "fc11", "fc2"),),
         norm=Norm("norm1", kind="layer", bias=True),
-        activation=ActivationRule(keys=("hidden_act", "activation_function")),
+        activation=ActivationRule(
+            keys=("hidden_act", "activation_function"), renamed={"swiglu": "silu", "geglu": "gelu"}
+        ),
     ),
     Family(
         names=("gte",),

@@ -34,6 +34,7 @@ from .towers import is_main, name_towers
 
 # A norm of the MLP's by its name; one in the middle of it ("sub") is another matter.
 _MLP_NORM = re.compile(r"^(?!.*sub).*(feed_?forward|ffn|ffw|mlp|\bff)_?(.*_)?(layer_?)?norm")
+_OUTPUT_SCALE = re.compile(r"(layer_?scale_?2|mlp_layer_?scale|ls_?2|gamma_?2|lambda_?2)(\.|$)")
 # What only a layer for predicting further tokens has.
 _MTP_PARTS = {"eh_proj", "enorm", "hnorm", "shared_head", "nextn"}
 
@@ -70,6 +71,16 @@ class Inventory:
                 if not place.block and _MLP_NORM.search(place.leaf):
                     self._mlp_norms[place.prefix, place.layer].add(place.leaf)
         return self._mlp_norms[prefix, layer]
+
+    def output_scales(self) -> dict[str, list[str]]:
+        """By tower, vectors beside its MLPs that multiply what they write, under the names of their modules."""
+        towers = {prefix: tower for tower, prefix in self.prefixes.items()}
+        found: dict[str, set[str]] = defaultdict(set)
+        for place in self.index:
+            path = ".".join((*place.block, place.leaf))
+            if place.prefix in towers and _OUTPUT_SCALE.match(path):
+                found[towers[place.prefix]].add(path)
+        return {tower: sorted(paths) for tower, paths in found.items()}
 
     def norm_widths(self, infos: Mapping[str, TensorInfo]) -> dict[tuple[str, int], set[int]]:
         """Sizes of the norms that stand directly in each layer of each stack."""

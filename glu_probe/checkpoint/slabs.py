@@ -157,7 +157,7 @@ def orientation(
             return wanted
     elif len(fitting) == 1:
         return next(iter(fitting))
-    names = ", ".join(f"{tensors[role]!r} {list(infos[tensors[role]].shape)}" for role in dict.fromkeys(_ROLES))
+    names = ", ".join(f"{name!r} {list(infos[name].shape)}" for name in dict.fromkeys(tensors[role] for role in _ROLES))
     readings = " or ".join(
         f"d_model {d_model} and d_mlp {d_mlp} with neurons of gate and up in {_axis(reading[0])}, of down in "
         f"{_axis(reading[1])}"

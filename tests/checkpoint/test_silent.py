@@ -13,6 +13,7 @@ from glu_probe.checkpoint.families import all_families, find_family, gguf_norm
 from glu_probe.errors import (
     BadOption,
     IncompleteTriple,
+    LayoutAmbiguous,
     LayoutUnknown,
     NoExpertsMapped,
     QuantizedWeights,
@@ -359,3 +360,70 @@ def test_families_of_gguf_files_have_their_norms_named(name):
 @pytest.fixture(scope="module")
 def gguf_file(tmp_path_factory):
     return write_gguf(tmp_path_factory.mktemp("families"), gguf_named(llama_tensors(layers=2)))
+
+
+# -- what is said --------------------------------------------------------------------------------
+
+
+def test_stages_are_no_layers(tmp_path):
+    checkpoint = opened(tmp_path, llama_tensors(layers=2, prefix="model.stages.0."))
+    assert [(layer.tower, layer.layer) for layer in checkpoint.layers()] == [("text", 0), ("text", 1)]
+
+
+@pytest.mark.parametrize(("said", "name"), [("swiglu", "silu"), ("geglu", "gelu")])
+def test_activations_of_nomic_bert_s_own_configs(said, name, tmp_path):
+    names = {"gate_proj": "fc12", "up_proj": "fc11", "down_proj": "fc2", "post_attention_layernorm": "norm1"}
+    tensors = {}
+    for old, tensor in llama_tensors(layers=2).items():
+        for theirs, ours in names.items():
+            old = old.replace(theirs, ours)
+        tensors[old] = tensor
+    tensors |= {f"model.layers.{i}.norm1.bias": torch.ones(D_MODEL) for i in range(2)}
+    config = llama_config(model_type="nomic_bert", num_hidden_layers=2, hidden_act=None, activation_function=said)
+    assert opened(tmp_path, tensors, config).layer(0).activation.name == name
+
+
+@pytest.mark.parametrize(("option", "value"), [("fused_layout", "up-first"), ("expert_layout", "rows")])
+def test_an_option_without_effect_is_noted(option, value, tmp_path):
+    notes = opened(tmp_path, llama_tensors(layers=2), **{option: value}).notes
+    assert any(f"--{option.replace('_', '-')} had no effect" in note for note in notes)
+
+
+@pytest.mark.parametrize("name", ["layer_scale2.lambda1", "ls2.gamma"])
+def test_a_scale_on_the_output_is_noted(name, tmp_path):
+    tensors = llama_tensors(layers=2) | {f"model.layers.{i}.{name}": torch.ones(D_MODEL) for i in range(2)}
+    notes = opened(tmp_path, tensors).notes
+    assert [note for note in notes if note == f"the model multiplies MLP outputs by {name}; value does not include it"]
+
+
+def test_layers_that_predict_further_tokens_count_in_gguf_files(tmp_path):
+    tensors = gguf_named(llama_tensors(layers=3)) | {"blk.2.nextn.eh_proj.weight": torch.ones(D_MODEL, 2 * D_MODEL)}
+    checkpoint = gp.open_checkpoint(write_gguf(tmp_path, tensors, block_count=3))
+    assert {site.tower for site in checkpoint.sites} == {"text", "mtp"}
+    assert not any("3 layers" in note for note in checkpoint.notes)
+
+
+def test_a_dense_layer_has_no_experts_to_name(tmp_path):
+    with pytest.raises(BadOption, match="one dense MLP"):
+        opened(tmp_path, llama_tensors(layers=2)).layer(0, expert=1)
+
+
+def test_a_known_family_s_odd_names_are_not_blamed_on_the_table(tmp_path):
+    tensors = {name.replace("_proj", "_part"): tensor for name, tensor in llama_tensors(layers=2).items()}
+    with pytest.raises(LayoutUnknown, match="'llama', whose own files have other names"):
+        opened(tmp_path, tensors)
+
+
+def test_messages_name_a_tensor_once(tmp_path):
+    tensors = {
+        "model.layers.0.mlp.experts.gate_up_proj": torch.ones(3, D_MODEL, 2 * D_MODEL),
+        "model.layers.0.mlp.experts.down_proj": torch.ones(3, D_MODEL, D_MODEL),
+    }
+    with pytest.raises(LayoutAmbiguous) as caught:
+        opened(tmp_path, tensors, moe_config("qwen3_vl_moe_text"))
+    assert str(caught.value).count("gate_up_proj") == 1
+    tensors = {f"blk.0.ffn_{part}.{e}.weight": torch.ones(2, 2) for part in ("gate", "up", "down") for e in range(4)}
+    path = write_gguf(tmp_path, tensors, expert_count=4)
+    with pytest.raises(NoExpertsMapped) as caught:
+        gp.open_checkpoint(path)
+    assert str(caught.value).count("blk.{}.ffn_down.{}.weight") == 1
