@@ -240,6 +240,59 @@ def test_only_the_block_says_what_is_attention(prefix, tmp_path):
     assert torch.equal(source.read(name), expected["gate_proj"])
 
 
+NAN, INF = float("nan"), float("inf")
+SCHEMES = {
+    "fp8": (fp8(128, 128), FP8, "weight_scale_inv"),
+    "gptq": (gptq(), {"quant_method": "gptq"}, "scales"),
+    "awq": (awq(), {"quant_method": "awq", "group_size": 32}, "scales"),
+}
+
+
+def with_one_scale(scheme, value):
+    """Weights of which one scale, not the first, is changed."""
+    pack, settings, part = SCHEMES[scheme]
+
+    def changed(weight):
+        stored, expected = pack(weight)
+        stored[part][-1, -1] = value
+        return stored, expected
+
+    return changed, settings
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(("value", "words"), [
+    (NAN, "no number as scale"), (INF, "an infinite scale"), (-INF, "an infinite scale"), (0, "a scale of 0 erases"),
+])  # fmt: skip
+def test_scales_that_no_quantiser_writes(scheme, value, words, tmp_path):
+    model, _ = packed_model(tmp_path / "m", *with_one_scale(scheme, value), **RAGGED)
+    with pytest.raises(QuantizedWeights, match=rf"gate_proj\..*{words}.*gate_proj\.{SCHEMES[scheme][2]}'"):
+        gp.open_checkpoint(model).layer(0)
+
+
+def test_negative_scales_are_those_of_integers(tmp_path):
+    """Quantisers that use the whole range of integers write them."""
+    for scheme in ("gptq", "awq"):
+        model, expected = packed_model(tmp_path / scheme, *with_one_scale(scheme, -1.0), **RAGGED)
+        found = gp.open_checkpoint(model, fold_norm=False).layer(0).query
+        assert (found[-1] != expected["gate_proj"][-1].float()).any()
+        assert torch.equal(found[:-1], expected["gate_proj"][:-1].float())
+    model, _ = packed_model(tmp_path / "fp8", *with_one_scale("fp8", -1.0), **RAGGED)
+    with pytest.raises(QuantizedWeights, match="a negative scale"):
+        gp.open_checkpoint(model).layer(0)
+
+
+def test_a_scale_of_0_for_zeros(tmp_path):
+    def pack(weight):
+        stored, expected = fp8(1, WHOLE, "weight_scale")(weight)
+        stored["weight"][-1] = 0
+        stored["weight_scale"][-1], expected[-1] = 0, 0
+        return stored, expected
+
+    model, expected = packed_model(tmp_path / "m", pack, None)
+    assert_factors(model, expected)
+
+
 def test_shards_that_part_weight_and_scale(tmp_path):
     model, expected = packed_model(tmp_path / "m", fp8(128, 128), FP8, **RAGGED)
     tensors = load_file(model / "model.safetensors")
@@ -325,6 +378,17 @@ def test_mxfp4_experts_whose_shapes_do_not_tell_which_way_they_lie(tmp_path):
             assert torch.equal(layer.key, whole["gate_up_proj"][expert, :, 1::2].T.float())
             assert torch.equal(layer.value, whole["down_proj"][expert].float())
     assert set(gp.open_checkpoint(models[0]).describe()["dtype"]) == {"MXFP4"}
+
+
+def test_mxfp4_with_an_exponent_that_stands_for_no_number(tmp_path):
+    stem = "model.layers.0.mlp.experts.gate_up_proj"
+    scales = torch.full((3, 48, 2), 120, dtype=torch.uint8)
+    scales[1, 5, 1] = 255
+    blocks = torch.ones(3, 48, 2, 16, dtype=torch.uint8)
+    source = stacked(tmp_path, {f"{stem}_blocks": blocks, f"{stem}_scales": scales})
+    assert source.read(stem, slice(0, 1)).isfinite().all()
+    with pytest.raises(QuantizedWeights, match=rf"{stem}_blocks' has no number as scale, in '{stem}_scales'"):
+        source.read(stem, slice(1, 2))
 
 
 def test_mxfp4_without_scales(tmp_path):
@@ -437,6 +501,17 @@ def test_bitnet_is_what_transformers_own_layers_multiply_with(linear, tmp_path):
     torch.testing.assert_close(first.value, expected["down_proj"].T, rtol=1e-6, atol=0)
     assert first.query.abs().max() == pytest.approx(0.37 if linear == "autobitlinear" else 1 / 0.37, rel=1e-6)
     assert_ranges(model)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
+def test_bitnet_with_a_scale_that_no_quantiser_writes(value, tmp_path):
+    def pack(weight):
+        packed = torch.zeros(weight.shape[0] // 4, weight.shape[1], dtype=torch.uint8)
+        return {"weight": packed, "weight_scale": torch.tensor([value])}, weight
+
+    model, _ = packed_model(tmp_path / "m", pack, {"quant_method": "bitnet"})
+    with pytest.raises(QuantizedWeights, match=r"gate_proj\.weight' has .* scale.*gate_proj\.weight_scale'"):
+        gp.open_checkpoint(model).layer(0)
 
 
 def test_bitnet_weights_that_are_made_ternary_at_run_time(tmp_path):

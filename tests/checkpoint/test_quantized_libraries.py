@@ -114,6 +114,18 @@ def test_fewer_scales_than_blocks(bnb, tmp_path):
         gp.open_checkpoint(model)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_scales_of_blocks_that_no_quantiser_writes(value, bnb, tmp_path):
+    def pack(weight):
+        stored, expected = four_bits(bnb, quant_type="nf4")(weight)
+        stored["weight.absmax"][-1] = value
+        return stored, expected
+
+    model, _ = packed_model(tmp_path / "m", pack, BNB)
+    with pytest.raises(QuantizedWeights, match=r"gate_proj\.weight' has .* scale, in .*gate_proj\.weight\.absmax'"):
+        gp.open_checkpoint(model).layer(0)
+
+
 @pytest.mark.parametrize("described", [True, False])
 def test_8_bits_of_bitsandbytes(described, bnb, tmp_path):
     """No library is needed for these."""
@@ -282,6 +294,38 @@ def test_an_order_that_is_not_used(tmp_path):
 
     model, expected = packed_model(tmp_path / "m", pack, group(settings, scheme))
     assert_factors(model, expected)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0])
+@pytest.mark.parametrize("form", ["4 bits in groups", "4 bits in groups, with zero points", "8 bits by row", "int8"])
+def test_scales_that_no_quantiser_writes(form, value, tmp_path):
+    settings, scheme, _ = PACKED[form]
+
+    def pack(weight):
+        stored, expected = compressed(settings, scheme)(weight)
+        stored["weight_scale"][-1, -1] = value
+        return stored, expected
+
+    model, _ = packed_model(tmp_path / "m", pack, group(settings, scheme))
+    with pytest.raises(QuantizedWeights, match=r"gate_proj\.weight.* scale.*gate_proj\.weight_scale'"):
+        gp.open_checkpoint(model).layer(0)
+
+
+@pytest.mark.parametrize(("form", "part", "value"), [
+    ("NVFP4", "weight_scale", float("nan")), ("NVFP4", "weight_global_scale", 0), ("MXFP4", "weight_scale", 255),
+    ("MXFP8", "weight_scale", 255),
+])  # fmt: skip
+def test_scales_of_floats_that_no_quantiser_writes(form, part, value, tmp_path):
+    settings, scheme, _ = PACKED[form]
+
+    def pack(weight):
+        stored, expected = compressed(settings, scheme)(weight)
+        stored[part].view(-1)[-1] = value
+        return stored, expected
+
+    model, _ = packed_model(tmp_path / "m", pack, group(settings, scheme))
+    with pytest.raises(QuantizedWeights, match=rf"gate_proj\.weight.*scale.*gate_proj\.{part}'"):
+        gp.open_checkpoint(model).layer(0)
 
 
 def several(*groups: tuple[dict, list[str]]) -> dict:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..safetensors import FLOATS
+from .fp4 import powers_of_two
 from .libraries import compressed_tensors
 from .parts import Packed, Parts, Scheme
 from .scaled import int8, scale_of
@@ -37,7 +38,7 @@ def compressed(name: str, parts: Parts, scheme: Scheme) -> Packed | None:
 def transformed(name: str, parts: Parts, scheme: Scheme) -> None:
     """Refuse weights whose input or output a transform turns round: alone they are not the model's."""
     transforms = scheme.settings.get("transform_config")
-    if not transforms or len(parts.infos[name].shape) < 2:
+    if not transforms or not name.endswith((".weight", ".weight_packed")) or len(parts.infos[name].shape) < 2:
         return
     groups = transforms.get("config_groups", transforms) if isinstance(transforms, Mapping) else {}
     kinds = sorted({str(group.get("type")) for group in groups.values() if isinstance(group, Mapping)})
@@ -97,12 +98,11 @@ def _floats(name: str, stem: str, parts: Parts) -> Packed:
     def rows(start: int, stop: int) -> Tensor:
         library = compressed_tensors(name, "compressors")
         quantization = compressed_tensors(name, "quantization")
-        local = {
-            "weight_packed": parts.rows(name, start, stop),
-            "weight_scale": parts.rows(scale, start, stop).view(torch.float8_e4m3fn if nvidia else torch.uint8),
-        }
+        scales = parts.rows(scale, start, stop).view(torch.float8_e4m3fn if nvidia else torch.uint8)
+        parts.sound(name, scale, scales.float() if nvidia else powers_of_two(scales))
+        local = {"weight_packed": parts.rows(name, start, stop), "weight_scale": scales}
         if nvidia:
-            local["weight_global_scale"] = parts.whole(factor)
+            local["weight_global_scale"] = parts.sound(name, factor, parts.whole(factor), torch.ones(1))
         arguments = quantization.QuantizationArgs(
             num_bits=4, type="float", strategy="tensor_group" if nvidia else "group", group_size=group, symmetric=True
         )
@@ -151,6 +151,9 @@ def _integers(name: str, stem: str, parts: Parts, scheme: Scheme) -> Packed:
             strategy = "tensor"
         elif count == 1:
             strategy = "channel"
+        lie = torch.arange(width) // group if columns is None else torch.arange(width)
+        offsets = values if zeros is None else values - zeros[:, lie]
+        parts.sound(name, scale.name, scales, offsets, lambda s: s[:, lie] if s.ndim == 2 else s, signed=True)
         size = {"size": 1 if columns is not None else group} if strategy == "group" else {}
         arguments = quantization.QuantizationArgs(
             num_bits=bits, type="int", symmetric=zeros is None, strategy=strategy, group_size=size.get("size")

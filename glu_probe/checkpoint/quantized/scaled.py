@@ -115,7 +115,7 @@ def _scaled(name: str, scale: str, zero: str | None, parts: Parts, scheme: Schem
         values = unpack(stored) if fp4 else stored.float()
         if zero is not None:
             values -= spread(zero, start, stop)
-        values *= spread(scale, start, stop)
+        values *= parts.sound(name, scale, spread(scale, start, stop), values, signed=info.dtype == "I8" and not fp4)
         # The libraries give their results in the scale's dtype, and the model runs on those.
         return values if exponents else values.to(FLOATS[beside.dtype])
 
