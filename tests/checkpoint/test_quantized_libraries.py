@@ -114,6 +114,17 @@ def test_fewer_scales_than_blocks(bnb, tmp_path):
         gp.open_checkpoint(model)
 
 
+def test_a_block_of_almost_nothing_among_others(bnb, tmp_path):
+    """Its scale, itself rounded, may come out below zero."""
+
+    def pack(weight):
+        weight[:1] *= 1e-4
+        return four_bits(bnb, quant_type="nf4", compress_statistics=True)(weight)
+
+    model, expected = packed_model(tmp_path / "m", pack, BNB)
+    assert_factors(model, expected)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
 def test_scales_of_blocks_that_no_quantiser_writes(value, bnb, tmp_path):
     def pack(weight):

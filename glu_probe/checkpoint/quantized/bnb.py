@@ -42,7 +42,7 @@ def bnb_4bit(name: str, parts: Parts, _scheme: Scheme) -> Packed | None:
         scales = whole.absmax
         if whole.nested:
             scales = library.dequantize_blockwise(scales, whole.state2) + whole.offset
-        parts.sound(name, beside[0], scales)
+        parts.sound(name, beside[0], scales, signed=whole.nested)  # what rounding may leave of almost nothing
         # Whole blocks, and so whole bytes: blocks do not end where rows do.
         width = shape[1]
         first, last = start * width // block, -(-stop * width // block)
