@@ -30,6 +30,7 @@ class Comparison:
         exchanged: the same with gate and up exchanged.
         activation: the one that was used: the layer's own, or where it has none the best of all.
         finite: the function's output was.
+        silent: both give nothing but zeros, which says nothing about how the factors were read.
         explanation: where they differ, another reading of the same factors that does not.
     """
 
@@ -37,12 +38,13 @@ class Comparison:
     exchanged: float
     activation: Activation
     finite: bool
+    silent: bool
     explanation: str | None
 
     @property
     def equal(self) -> bool:
         """The factors compute the function."""
-        return self.finite and self.error <= TOLERANCE
+        return self.finite and not self.silent and self.error <= TOLERANCE
 
     @property
     def symmetric(self) -> bool:
@@ -96,7 +98,7 @@ def compare(
         expected, cast = function(its), _cast(layer, dtype)
         errors = [_error(replace(cast, activation=act).forward(mine), expected) for act in known]
         best = min(range(len(known)), key=errors.__getitem__)
-        if errors[best] <= TOLERANCE:
+        if errors[best] <= TOLERANCE and expected.any():  # zeros may be what float32 has no numbers for
             break
     cast = replace(cast, activation=known[best])
     return Comparison(
@@ -104,6 +106,7 @@ def compare(
         _error(cast.exchange("raw").forward(mine), expected),
         known[best],
         bool(expected.isfinite().all()),
+        errors[best] == 0 and not bool(expected.any()),
         None if errors[best] <= TOLERANCE else _explained(replace(cast, activation=layer.activation), mine, expected),
     )
 
@@ -150,6 +153,11 @@ def _cast(layer: GatedLayer, dtype: torch.dtype) -> GatedLayer:
 
 
 def _error(found: Tensor, expected: Tensor) -> float:
-    """Distance relative to the size of what was expected, of the worst row; infinite where there is none."""
-    error = float(((found - expected).norm(dim=1) / expected.norm(dim=1)).max())
+    """Distance relative to the size of what was expected, of the worst row; infinite where there is none.
+
+    A row of zeros, as ReLU leaves where no neuron is active, is measured by the size of the others.
+    """
+    sizes, distances = expected.norm(dim=1), (found - expected).norm(dim=1)
+    sizes = torch.where(sizes == 0, sizes.square().mean().sqrt(), sizes)
+    error = float(torch.where(distances == 0, distances, distances / sizes).max())
     return error if error == error else float("inf")

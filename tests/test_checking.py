@@ -15,7 +15,7 @@ from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 
 import glu_probe as gp
-from glu_probe import cli
+from glu_probe import cli, comparison
 from glu_probe.checkpoint import rules
 from glu_probe.checkpoint.safetensors import SafetensorsFile
 from glu_probe.comparison import TOLERANCE
@@ -235,6 +235,26 @@ def test_a_norm_that_the_mlp_does_not_read_is_found(tmp_path, model_type, family
     assert all(words in reason for reason in check.frame["reason"])
 
 
+@pytest.mark.parametrize("model_type", ["olmo2", "olmo3", "exaone4", "flex_olmo"])
+def test_a_norm_without_weights_that_the_mlp_does_not_read_is_found(tmp_path, model_type):
+    """It has no tensor that would stand elsewhere, and these models have no norm in front of their MLPs."""
+    experts = {"num_experts": 3, "num_experts_per_tok": 2} if model_type == "flex_olmo" else {}
+    assert gp.check(save(tmp_path, model_type, **experts)).ok
+    check = gp.check(tmp_path, family="olmo")
+    assert set(check.frame["verdict"]) == {"mismatch"}
+    assert all("but the norm folded in is LayerNorm, no gain" in reason for reason in check.frame["reason"])
+
+
+def test_verdicts_do_not_hang_on_how_notes_are_worded(tmp_path, monkeypatch):
+    monkeypatch.setattr(rules, "_NO_NORM", "nothing")
+    monkeypatch.setattr(rules, "_norm_words", lambda known, norm, *, folded: "somehow")
+    monkeypatch.setattr(comparison, "_explained", lambda *_: None)
+    assert set(gp.check(save(tmp_path / "a", "olmo2"), activation="gelu").frame["verdict"]) == {"mismatch"}
+    frame = gp.check(save(tmp_path / "b", "olmo")).frame
+    assert_reproduced(frame)
+    assert frame["folded_error"].max() < TOLERANCE
+
+
 def test_gates_that_cannot_be_told_from_ups_are_no_success(tmp_path):
     save(tmp_path, "llama")
     tensors = load_file(tmp_path / "model.safetensors")
@@ -242,6 +262,64 @@ def test_gates_that_cannot_be_told_from_ups_are_no_success(tmp_path):
     save_file(same, tmp_path / "model.safetensors", metadata={"format": "pt"})
     frame = gp.check(tmp_path).frame
     assert all("interchangeable here" in reason for reason in frame["reason"])
+
+
+# -- what writes nothing -------------------------------------------------------------------------
+
+
+def rewrite(directory: Path, change) -> Path:
+    """The same model with other tensors: what `change` makes of them, by name."""
+    tensors = {name: change(name, t).contiguous() for name, t in load_file(directory / "model.safetensors").items()}
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+@pytest.mark.parametrize("which", ["down_proj", "gate_proj"])
+def test_an_mlp_that_writes_nothing_is_not_compared(tmp_path, which):
+    model = rewrite(save(tmp_path, "llama"), lambda name, t: t * 0 if f"0.mlp.{which}" in name else t)
+    frame = gp.check(model).frame
+    assert list(frame["verdict"]) == ["not compared", "reproduced", "reproduced"]
+    assert "it writes nothing" in frame["reason"][0]
+    assert frame["relative_error"].isna().tolist() == [True, False, False]
+
+
+def test_an_mlp_that_writes_nothing_behind_its_norm(tmp_path):
+    model = rewrite(save(tmp_path, "llama"), lambda name, t: t * 0 if "0.post_attention_layernorm" in name else t)
+    frame = gp.check(model).frame
+    assert set(frame["verdict"]) == {"reproduced"}
+    assert "behind post_attention_layernorm it writes nothing" in frame["reason"][0]
+    assert frame["folded_error"].isna().tolist() == [True, False, False]
+
+
+def test_an_mlp_that_writes_nothing_with_its_norm_inside(tmp_path):
+    build(configuration("phi4_multimodal")).save_pretrained(tmp_path)
+    assert gp.check(rewrite(tmp_path, lambda name, t: t * 0 if "down_proj" in name else t)).ok
+    frame = gp.check(tmp_path).frame
+    assert set(frame["verdict"]) == {"not compared"}
+    assert frame["reason"].str.contains("it writes nothing").all()
+
+
+def test_an_mlp_that_writes_less_than_float32_holds(tmp_path):
+    tiny = rewrite(save(tmp_path, "llama"), lambda name, t: t * 1e-25 if ".mlp." in name else t)
+    frame = gp.check(tiny).frame
+    assert_reproduced(frame)
+    assert frame["folded_error"].max() < TOLERANCE
+
+
+def test_rows_where_no_neuron_is_active(tmp_path):
+    """Of one neuron with ReLU about half are zero."""
+    config = {"hidden_act": "relu", "intermediate_size": 1}
+    assert_reproduced(gp.check(save(tmp_path, "llama", **config)).frame)
+    frame = gp.check(tmp_path, activation="silu").frame
+    assert set(frame["verdict"]) == {"mismatch"}
+
+
+def test_factors_that_write_something_where_the_module_writes_nothing():
+    layer = gp.GatedLayer(torch.ones(2, 3), torch.ones(2, 3), torch.ones(2, 3), gp.activation("relu"))
+    found = comparison.compare(layer, torch.ones(4, 3, dtype=torch.float64), [], torch.zeros_like)
+    assert found.error == float("inf")
+    assert not found.silent
+    assert not found.equal
 
 
 # -- what cannot be compared ---------------------------------------------------------------------

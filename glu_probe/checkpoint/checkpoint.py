@@ -20,6 +20,7 @@ from .quantized.parts import scheme_of
 from .ref import parse_ref
 from .rules import Config, MLPRules, Options, TowerRules, decide, gguf_config
 from .source import TensorSource
+from .towers import is_main
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,6 +96,7 @@ class Checkpoint:
             for tower in dict.fromkeys(site.tower for site in self.sites)
         }
         self.notes: list[str] = [*opened.notes, *self._disagreements(), *self._inventory.notes, *self._assumptions()]
+        self.notes += self._without_effect()
 
     def __repr__(self) -> str:
         return f"Checkpoint({self.name}: {len(self.sites)} gated MLPs, model_type {self.model_type})"
@@ -148,9 +150,23 @@ class Checkpoint:
             notes.append(
                 f"the config says d_mlp is {declared}, but {len(odd)} layers have {widths} (from layer {odd[0].layer} on)"
             )
+        if config.get("mlp_bias") is True and text and not any("gate_bias" in site.tensors for site in text):
+            notes.append("the config says that the MLPs have biases (mlp_bias), but the file has none")
         count, present = config.get("num_hidden_layers"), self._inventory.layers.get("text", [])
+        if self._config.gguf and present:  # which count those for predicting further tokens too
+            present = [*present, *self._inventory.layers.get("mtp", [])]
         if isinstance(count, int) and present and len(present) != count:
             notes.append(f"the config says {count} layers, but the file has {len(present)}")
+        return notes
+
+    def _without_effect(self) -> list[str]:
+        """Options that decided nothing."""
+        notes = []
+        if self.options.fused_layout and not any(site.fused for site in self.sites if is_main(site.tower)):
+            notes.append("--fused-layout had no effect: no tensor of the language model holds gate and up together")
+        stacked = any(site.storage.startswith("stacked") for site in self.sites)
+        if self.options.expert_layout and not stacked:
+            notes.append("--expert-layout had no effect: no tensor holds all experts of a layer")
         return notes
 
     def _refuse_transposed(self, site: Site, width: int | None, norms: dict[tuple[str, int], set[int]]) -> None:
@@ -181,13 +197,16 @@ class Checkpoint:
             elif rules.activation is None:
                 notes.append(
                     f"{prefix}the activation is not known ({rules.activation_source}): measures of the neurons' function "
-                    "are missing (name it with --activation)"
+                    "are missing" + (" (name it with --activation)" if is_main(tower) else "")
                 )
             elif rules.scale_note:
                 notes.append(f"{prefix}measures of the neurons' function are missing: {rules.scale_note}")
         multiplier = self._config.text.get("residual_multiplier", 1.0)
         if multiplier != 1.0:
             notes.append(f"the model multiplies MLP outputs by {multiplier}; value does not include it")
+        for tower, names in self._inventory.output_scales().items():
+            prefix = "" if tower == "text" else f"{tower}: "
+            notes.append(f"{prefix}the model multiplies MLP outputs by {', '.join(names)}; value does not include it")
         return notes
 
     def provenance(self) -> dict[str, Any]:
@@ -231,7 +250,7 @@ class Checkpoint:
         for site in self.sites:
             tower = self._rules[site.tower]
             rules = self._reader.rules(site, tower)
-            norms = self._reader.norm_tensors(site, rules, tower.name)
+            norms = self._reader.norm_tensors(site, rules, tower)
             rows.append(
                 {
                     "model": self.name,
@@ -273,16 +292,27 @@ class Checkpoint:
         Raises:
             BadOption: there is no such MLP; the message says what there is.
         """
+        return self.load(self._site(layer, expert, tower))
+
+    def rules(self, layer: int, expert: int | str | None = None, tower: str = "text") -> MLPRules:
+        """What was decided for the MLP that `layer` would read."""
+        site = self._site(layer, expert, tower)
+        return self._reader.rules(site, self._rules[site.tower])
+
+    def _site(self, layer: int, expert: int | str | None, tower: str) -> Site:
         towers = {site.tower for site in self.sites}
         tower = next(iter(towers)) if tower == "text" and len(towers) == 1 else tower
         here = [site for site in self.sites if site.tower == tower and site.layer == layer]
         for site in here:
             if site.expert == expert:
-                return self.load(site)
+                return site
         if here:
             experts = ", ".join(repr(site.expert) for site in here[:8])
+            alone = [site.expert for site in here] == [None]
             raise BadOption(
-                f"layer {layer} has no expert {expert!r}", where=self.name, hint=f"It has experts {experts}"
+                f"layer {layer} has no expert {expert!r}",
+                where=self.name,
+                hint="It has one dense MLP: name no expert" if alone else f"It has experts {experts}",
             )
         known = sorted({site.layer for site in self.sites if site.tower == tower})
         raise BadOption(

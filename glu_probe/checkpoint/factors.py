@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..errors import IncompleteTriple, LayoutUnknown, ShapeMismatch
 from ..neurons import GatedLayer
-from .families import GGUF_NORMS
-from .family import Norm
+from .families import gguf_norm
+from .family import Family, Norm
 from .layout import Inventory, Site
 from .memory import Room, fresh, gather, gather_transposed
 from .rules import MLPRules, Options, TowerRules
@@ -29,9 +29,9 @@ class FactorReader:
 
     def rules(self, site: Site, tower: TowerRules) -> MLPRules:
         """The rules of one MLP of a tower."""
-        return tower.at(site.layer, site.block, site.expert, site.extras)
+        return tower.at(site.layer, site.block, site.expert, (*site.extras, *self._unforeseen(site, tower.family)))
 
-    def norm_tensors(self, site: Site, rules: MLPRules, family: str | None) -> dict[str, str]:
+    def norm_tensors(self, site: Site, rules: MLPRules, tower: TowerRules) -> dict[str, str]:
         """Names of the norm tensors that the options fold in: roles "norm", "norm_bias", "post_norm".
 
         Raises:
@@ -39,19 +39,32 @@ class FactorReader:
         """
         wanted = {}
         if rules.norm is not None and self._options.fold_norm:
-            if rules.norm.weight != "none":
-                wanted["norm"] = self._norm_name(site, rules.norm, "weight")
-            if rules.norm.bias:
-                wanted["norm_bias"] = self._norm_name(site, rules.norm, "bias")
-            elif (bias := self._beside(site, rules.norm, "bias")) is not None:
-                raise LayoutUnknown(
-                    f"{bias!r} is a bias that the rules of family {family!r} do not know",
-                    where=site.where,
-                    hint="Another family's rules may apply (--family); --no-fold-norm measures without the norm",
-                )
+            has = {"weight": rules.norm.weight != "none", "bias": bool(rules.norm.bias)}
+            roles = {"weight": "norm", "bias": "norm_bias"}
+            for kind, role in roles.items():
+                if has[kind]:
+                    wanted[role] = self._norm_name(site, rules.norm, kind)
+                elif (name := self._beside(site, rules.norm, kind)) is not None:
+                    raise self._contradicted(site, f"{name!r} is a {kind}", tower.name)
+            if others := self._unforeseen(site, tower.family):
+                raise self._contradicted(site, f"the layer has {', '.join(others)}, norms beside the MLP", tower.name)
         if rules.post_norm is not None and self._options.fold_post_norm:
             wanted["post_norm"] = self._norm_name(site, rules.post_norm, "weight")
         return wanted
+
+    def _contradicted(self, site: Site, found: str, family: str | None) -> LayoutUnknown:
+        return LayoutUnknown(
+            f"{found} that the rules of family {family!r} do not know",
+            where=site.where,
+            hint="Another family's rules may apply (--family); --no-fold-norm measures without the norm",
+        )
+
+    def _unforeseen(self, site: Site, family: Family | None) -> list[str]:
+        """Norms in the layer that are the MLP's by their names, and that the family does not have."""
+        if family is None:
+            return []
+        known = {name for norm in family.norms for name in self._module(norm).split("|")}
+        return sorted(self._inventory.mlp_norms(site.prefix, site.layer) - known)
 
     def nbytes(self, site: Site, norms: Mapping[str, str]) -> int:
         """Stored bytes that loading it reads."""
@@ -83,7 +96,7 @@ class FactorReader:
             for tensor in tensors:
                 if tensor is not None and constant != 1.0:
                     tensor *= constant
-        norms = self.norm_tensors(site, rules, tower.name)
+        norms = self.norm_tensors(site, rules, tower)
         if rules.norm is not None and self._options.fold_norm:
             gate, query_bias = self._fold(gate, query_bias, rules.norm, norms)
             up, key_bias = self._fold(up, key_bias, rules.norm, norms)
@@ -142,7 +155,7 @@ class FactorReader:
         return name
 
     def _module(self, norm: Norm) -> str:
-        return (norm.gguf or GGUF_NORMS[norm.tensor]) if self._gguf else norm.tensor
+        return (gguf_norm(norm) or norm.tensor) if self._gguf else norm.tensor
 
     def _beside(self, site: Site, norm: Norm, kind: str) -> str | None:
         found = (self._inventory.beside(site, module, kind) for module in self._module(norm).split("|"))

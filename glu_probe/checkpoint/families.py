@@ -595,7 +595,9 @@ FAMILIES: tuple[Family, ...] = (
         gguf=("nomic-bert",),
         projections=(Projections("fc12", "fc11", "fc2"),),
         norm=Norm("norm1", kind="layer", bias=True),
-        activation=ActivationRule(keys=("hidden_act", "activation_function")),
+        activation=ActivationRule(
+            keys=("hidden_act", "activation_function"), renamed={"swiglu": "silu", "geglu": "gelu"}
+        ),
     ),
     Family(
         names=("gte",),
@@ -650,6 +652,12 @@ GGUF_NORMS: dict[str, str] = {
     "mlp_norm": "ffn_norm",
     "norm1": "attn_output_norm",
 }
+
+
+def gguf_norm(norm: Norm) -> str | None:
+    """What GGUF files call a norm; None if that is not known."""
+    return norm.gguf or GGUF_NORMS.get(norm.tensor)
+
 
 _BY_NAME = {name: family for family in FAMILIES for name in family.names}
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.gguf}

@@ -142,6 +142,13 @@ class Family:
     identity_experts: str | None = None
 
     @property
+    def norms(self) -> tuple[Norm, ...]:
+        """Every norm next to an MLP that its rules know."""
+        places = (norm for place in self.places.values() for norm in (place.norm, place.post_norm))
+        parallel = self.norm_if_parallel[1] if self.norm_if_parallel else None
+        return tuple(norm for norm in (self.norm, self.post_norm, parallel, *places) if norm is not None)
+
+    @property
     def layouts(self) -> tuple[Projections, ...]:
         """The names that its files have, those that need no family included."""
         return self.projections or (SEPARATE,)

@@ -6,31 +6,35 @@ will do. Shapes are then checked against each other and the config.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ..errors import LayoutUnknown
+from .expert_names import ROUTING, SHARED, expert_counts, expert_number, expert_width
+from .expert_refusals import choices, refuse_read_identities, refuse_unmapped_experts, routers_of
 from .families import PLAIN
 from .family import Family, FusedOrder, Projections
 from .matching import Matcher
 from .packed import refuse_packed
-from .places import BlockKey, Leaves, Parameter, blocks_of, contents, pattern, tensor_index
+from .places import BlockKey, Blocks, Leaves, Parameter, blocks_of, contents, pattern, tensor_index
 from .refusals import (
-    expert_counts,
+    gated_in_shape,
     gated_outside_layers,
+    refuse_beneath,
     refuse_incomplete,
     refuse_twins,
     refuse_ungated,
-    refuse_unmapped_experts,
 )
-from .sites import SHARED, Site, dense_where_alone, expert_of, labelled
+from .sites import Site, dense_where_alone, expert_of, labelled
 from .slabs import Evidence, cut
 from .source import TensorInfo
-from .towers import name_towers
+from .towers import is_main, name_towers
 
-# Modules that may stand in an MLP's block and leave its own function alone.
-_ROUTING = ("gate", "router", "experts", "shared_expert_gate", "e_score_correction", "expert")
+# A norm of the MLP's by its name; one in the middle of it ("sub") is another matter.
+_MLP_NORM = re.compile(r"^(?!.*sub).*(feed_?forward|ffn|ffw|mlp|\bff)_?(.*_)?(layer_?)?norm")
+_OUTPUT_SCALE = re.compile(r"(layer_?scale_?2|mlp_layer_?scale|ls_?2|gamma_?2|lambda_?2)(\.|$)")
 # What only a layer for predicting further tokens has.
 _MTP_PARTS = {"eh_proj", "enorm", "hnorm", "shared_head", "nextn"}
 
@@ -52,11 +56,31 @@ class Inventory:
     index: dict[Parameter, str]
     notes: list[str]
     prefixes: dict[str, str]
+    _mlp_norms: dict[tuple[str, int], set[str]] | None = None
 
     def beside(self, site: Site, module: str, kind: str) -> str | None:
         """The tensor of that module in the site's layer, whatever wrappers stand in its name; None if absent."""
         *block, leaf = module.split(".")
         return self.index.get(Parameter(site.prefix, site.layer, tuple(block), leaf, kind))
+
+    def mlp_norms(self, prefix: str, layer: int) -> set[str]:
+        """Norms that stand directly in a layer and are called the MLP's."""
+        if self._mlp_norms is None:
+            self._mlp_norms = defaultdict(set)
+            for place in self.index:
+                if not place.block and _MLP_NORM.search(place.leaf):
+                    self._mlp_norms[place.prefix, place.layer].add(place.leaf)
+        return self._mlp_norms[prefix, layer]
+
+    def output_scales(self) -> dict[str, list[str]]:
+        """By tower, vectors beside its MLPs that multiply what they write, under the names of their modules."""
+        towers = {prefix: tower for tower, prefix in self.prefixes.items()}
+        found: dict[str, set[str]] = defaultdict(set)
+        for place in self.index:
+            path = ".".join((*place.block, place.leaf))
+            if place.prefix in towers and _OUTPUT_SCALE.match(path):
+                found[towers[place.prefix]].add(path)
+        return {tower: sorted(paths) for tower, paths in found.items()}
 
     def norm_widths(self, infos: Mapping[str, TensorInfo]) -> dict[tuple[str, int], set[int]]:
         """Sizes of the norms that stand directly in each layer of each stack."""
@@ -107,7 +131,7 @@ def find_sites(infos: Mapping[str, TensorInfo], reading: Reading) -> Inventory:
     refuse_packed(
         indexed, {leaf for names in any_tower.named for leaf in names.names}, gguf=reading.gguf, scheme=reading.scheme
     )
-    finder = _Finder(infos, index, reading)
+    finder = _Finder(infos, index, blocks, reading)
     matched, skipped = finder.match_all(blocks)
     if reading.model_type not in PLAIN:
         seen = {(key[0], pattern(key[2]), names.group): names for key, (_, found) in matched.items() for names in found}
@@ -120,9 +144,13 @@ def find_sites(infos: Mapping[str, TensorInfo], reading: Reading) -> Inventory:
         for names in found
         for site in finder.sites(tower, key, blocks[key], names, inside[key])
     ]
-    sites = dense_where_alone(labelled(finder.apart(sites)))
+    sites = labelled(finder.apart(sites))
     refuse_twins(sites)
-    refuse_unmapped_experts(sites, infos, reading.config_of("text", ""), reading.model_type)
+    left_out = {prefix for prefix, tower in finder.towers.items() if tower in skipped}
+    refuse_unmapped_experts(
+        sites, index, infos, finder.routers, reading.config_of("text", ""), reading.model_type, left_out, identities
+    )
+    sites = dense_where_alone(sites)
     if not sites:
         refuse_ungated(blocks, infos, reading.model_type)
     prefixes = {site.tower: site.prefix for site in sites}
@@ -131,6 +159,10 @@ def find_sites(infos: Mapping[str, TensorInfo], reading: Reading) -> Inventory:
     notes = [f"{tower} was left out: {why}" for tower, why in skipped.items()]
     if identities:
         notes.append(f"{identities} experts of a layer write what they read and have no neurons; they are left out")
+    read = {(site.prefix, site.layer) for site in sites}
+    beside = {key: leaves for key, leaves in blocks.items() if key[:2] not in read and key[0] in prefixes.values()}
+    for layer, names in gated_in_shape(beside, infos):
+        notes.append(f"layer {layer} was left out: {', '.join(names)} have the shapes of a gated MLP under other names")
     outside = gated_outside_layers(infos)
     if outside:
         notes.append(f"gated MLPs outside the layers were left out: {', '.join(outside)}")
@@ -144,28 +176,26 @@ def _without_identities(infos: Mapping[str, TensorInfo], reading: Reading) -> tu
     if not isinstance(number, int) or not number:
         return infos, 0
     count = next(iter(expert_counts(config).values()), None)
-    kept = (
-        {name: info for name, info in infos.items() if (_expert_number(name) or 0) < (count or 0)} if count else infos
-    )
-    return kept, number
-
-
-def _expert_number(name: str) -> int | None:
-    parts = name.split(".")
-    after = parts[parts.index("experts") + 1 :][:1] if "experts" in parts else []
-    return int(after[0]) if after and after[0].isdigit() else None
+    if count is None:
+        return infos, number
+    refuse_read_identities(infos, count, number)
+    return {name: info for name, info in infos.items() if (expert_number(tuple(name.split("."))) or 0) < count}, number
 
 
 def _matcher(reading: Reading, tower: str, prefix: str) -> Matcher:
-    return Matcher(reading.family_of(tower, prefix), reading.model_type, reading.gguf, reading.fused_layout)
+    said = reading.fused_layout if is_main(tower) else None
+    return Matcher(reading.family_of(tower, prefix), reading.model_type, reading.gguf, said)
 
 
 class _Finder:
     """What is worked out once for a file."""
 
-    def __init__(self, infos: Mapping[str, TensorInfo], index: Mapping[Parameter, str], reading: Reading) -> None:
+    def __init__(
+        self, infos: Mapping[str, TensorInfo], index: Mapping[Parameter, str], blocks: Blocks, reading: Reading
+    ) -> None:
         self.infos, self.index, self.reading = infos, index, reading
         self.widths = _norm_widths(index, infos)
+        self.routers = routers_of(blocks, infos)
         self.towers: dict[str, str] = {}
         self._present: dict[str, set[int]] = defaultdict(set)
         ahead: dict[tuple[str, int], bool] = {}
@@ -182,13 +212,14 @@ class _Finder:
         prefixes |= self._of_other_families({key[0] for key in blocks} - prefixes, blocks)
         self.towers = name_towers(prefixes)
         matchers = {prefix: _matcher(self.reading, tower, prefix) for prefix, tower in self.towers.items()}
-        matched, skipped = {}, {}
+        matched, skipped, inside = {}, {}, contents(blocks)
         for key, leaves in blocks.items():
             tower = self.towers.get(key[0])
             if tower is None:
                 continue
             try:
                 projections = matchers[key[0]].match(key[2], leaves, self.infos)
+                refuse_beneath(key, projections, inside)
             except LayoutUnknown as error:
                 if tower == "text":
                     raise
@@ -216,9 +247,15 @@ class _Finder:
         tensors = {role: leaves[leaf]["weight"] for role, leaf in roles.items()}
         tensors |= {f"{role}_bias": leaves[leaf]["bias"] for role, leaf in roles.items() if "bias" in leaves[leaf]}
         cuts = cut(projections, tensors, self.infos, self._evidence(tower, prefix, layer))
-        # without a block it is the whole layer, as in GGUF
-        others = inside - set(roles.values()) if block else {name for name in inside if name.startswith("ffn_sub")}
-        extras = tuple(sorted(name for name in others if name not in _ROUTING and not name.startswith(SHARED)))
+        others = inside - set(roles.values())
+        if not block:  # it is the whole layer, as in GGUF
+            a_neuron = (cuts[0].d_mlp,) if cuts[0].d_mlp != cuts[0].d_model else ()
+            others = {
+                name
+                for name in others
+                if name.startswith(("ffn_sub", "ffn_act")) or self._shape(leaves.get(name, {})) == a_neuron
+            }
+        extras = tuple(sorted(name for name in others if name not in ROUTING and not name.startswith(SHARED)))
         stacked = cuts[0].storage not in ("", "transposed")
         return [
             Site(
@@ -228,11 +265,21 @@ class _Finder:
             for number, one in enumerate(cuts)
         ]  # fmt: skip
 
+    def _shape(self, kinds: Mapping[str, str]) -> tuple[int, ...] | None:
+        return self.infos[kinds["weight"]].shape if "weight" in kinds else None
+
     def _evidence(self, tower: str, prefix: str, layer: int) -> Evidence:
         config = self.reading.config_of(tower, prefix)
         beside = self.widths.get((prefix, layer), set())
         width = config_width(config) or (next(iter(beside)) if len(beside) == 1 else None)
-        return Evidence(width, next(iter(expert_counts(config).values()), None), self.reading.expert_layout)
+        router = self.infos.get(self.routers.get((prefix, layer), ""))
+        return Evidence(
+            width,
+            next(iter(expert_counts(config).values()), None),
+            self.reading.expert_layout,
+            choices(router, width) if router and width else None,
+            expert_width(config),
+        )
 
     def apart(self, sites: list[Site]) -> list[Site]:
         """Layers that predict further tokens, which some files number on behind the model's own, as a tower of theirs."""

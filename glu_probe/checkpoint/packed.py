@@ -7,16 +7,20 @@ refused by name.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from ..errors import QuantizedWeights, UnmergedAdapter, UnscaledFP8
+from .places import in_attention
 from .source import TensorInfo
 
 _FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
 _ADAPTERS = ("lora_", "hada_", "lokr_", "ia3_", "oft_", "vera_", "boft_", "adalora_", "dora_")
 # Scales and zero points of a layer's input or output, which leave its weight alone.
-_OF_ACTIVATIONS = ("input", "output", "activation", "act_", "qscale_act")
+_OF_ACTIVATIONS = re.compile(
+    r"(input|output|activation|act)_(global_|activation_)?(scales?|scale_ub|scale_inv|zero_point|amax|quantizer)|qscale_act"
+)
 # What stands beside the experts of a layer that are one tensor, as part of its name.
 _BESIDE_EXPERTS = ("_blocks", "_scales", "_scale_inv", "_scale")
 # What a scheme is known by: something that stands beside, or in the place of, the weight.
@@ -77,9 +81,9 @@ def _below(infos: Mapping[str, TensorInfo], projections: frozenset[str]) -> dict
     """Every projection's path, to what stands below it: suffix to tensor name."""
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for name in infos:
-        parts = name.split(".")
-        if any("attn" in part or "attention" in part for part in parts):
+        if in_attention(name):
             continue
+        parts = name.split(".")
         for at, part in enumerate(parts):
             stem = next((p for p in (part, *map(part.removesuffix, _BESIDE_EXPERTS)) if p in projections), "")
             if stem:
@@ -90,7 +94,7 @@ def _below(infos: Mapping[str, TensorInfo], projections: frozenset[str]) -> dict
 
 
 def _refuse_unplain(owner, below: Mapping[str, str], infos, *, gguf: bool, scheme: object) -> None:
-    below = {suffix: name for suffix, name in below.items() if not _is_of_activations(suffix)}
+    below = {suffix: name for suffix, name in below.items() if not is_of_activations(suffix)}
     weight = below.get("weight") or below.get("base_layer.weight")
     scales = [s for s in below if any("scale" in part for part in s.split("."))]
     dtype = infos[weight].dtype if weight else None
@@ -117,8 +121,9 @@ def _refuse_unplain(owner, below: Mapping[str, str], infos, *, gguf: bool, schem
     )  # fmt: skip
 
 
-def _is_of_activations(suffix: str) -> bool:
-    return any(part.startswith(_OF_ACTIVATIONS) for part in suffix.split("."))
+def is_of_activations(suffix: str) -> bool:
+    """Whether what stands below a projection is about its input or output as a scheme stores them, not its weight."""
+    return any(_OF_ACTIVATIONS.fullmatch(part) for part in suffix.split("."))
 
 
 def _scheme(suffixes: list[str], dtype: str | None, named: object) -> str:

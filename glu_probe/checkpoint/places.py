@@ -10,9 +10,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..errors import LayoutUnknown
+from .expert_names import LISTS
 
+# What stacks of layers are called.
+STACKS = ("layers", "layer", "h", "block", "blocks", "blk")
 _WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "base_layer"}
-_NOT_A_LAYER = {"experts", "mlps", "shared_experts"}
 
 # (stack, layer, block) to leaf name to "weight" or "bias" to tensor name.
 BlockKey = tuple[str, int, tuple[str, ...]]
@@ -38,14 +40,16 @@ def locate(name: str) -> Parameter | None:
         parts.pop(0)
     if parts[:2] == ["base_model", "model"]:
         parts = parts[2:]
-    for i in range(1, len(parts) - 1):
-        if parts[i].isdigit() and parts[i - 1] not in _NOT_A_LAYER:
-            prefix, rest = ".".join(parts[:i]), parts[i + 1 :]
-            kind = rest.pop() if len(rest) > 1 and rest[-1] in ("weight", "bias") else "weight"
-            if rest[-1].endswith("_bias"):  # of stacked experts: down_proj and down_proj_bias
-                rest[-1], kind = rest[-1].removesuffix("_bias"), "bias"
-            return Parameter(prefix, int(parts[i]), tuple(rest[:-1]), rest[-1], kind)
-    return None
+    numbered = [i for i in range(1, len(parts) - 1) if parts[i].isdigit() and parts[i - 1] not in LISTS]
+    if not numbered:
+        return None
+    # The first number behind a stack's name; a number before it (of a stage) is part of the stack's own.
+    i = next((i for i in numbered if parts[i - 1] in STACKS), numbered[0])
+    prefix, rest = ".".join(parts[:i]), parts[i + 1 :]
+    kind = rest.pop() if len(rest) > 1 and rest[-1] in ("weight", "bias") else "weight"
+    if rest[-1].endswith("_bias"):  # of stacked experts: down_proj and down_proj_bias
+        rest[-1], kind = rest[-1].removesuffix("_bias"), "bias"
+    return Parameter(prefix, int(parts[i]), tuple(rest[:-1]), rest[-1], kind)
 
 
 def tensor_index(names: Iterable[str]) -> dict[Parameter, str]:
@@ -79,6 +83,12 @@ def blocks_of(index: Mapping[Parameter, str]) -> Blocks:
 def is_attention(block: tuple[str, ...]) -> bool:
     """Whether the block is not an MLP's, whatever the names in it."""
     return any("attn" in part.lower() or "attention" in part.lower() for part in block)
+
+
+def in_attention(name: str) -> bool:
+    """Whether a tensor is an attention's within its layer, whatever the stack is called."""
+    place = locate(name)
+    return is_attention((*place.block, place.leaf) if place else tuple(name.split(".")))
 
 
 def pattern(block: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What a layout is refused for after its names were matched: parts, experts or gates that could not be placed.
+"""What a layout is refused for after its names were matched: parts or gates that could not be placed.
 
 A layer that is left out in silence, or half an MLP, gives plausible averages of the wrong things.
 """
@@ -7,27 +7,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import IncompleteTriple, LayoutUnknown, NoExpertsMapped, NoGatedMLP
-from .families import PLAIN
+from ..errors import IncompleteTriple, LayoutUnknown, NoGatedMLP
+from .families import PLAIN, find_family
 from .family import Projections
-from .places import Blocks, Leaves, is_attention, locate, pattern
+from .packed import is_of_activations
+from .places import BlockKey, Blocks, Leaves, is_attention, locate, pattern
 from .source import TensorInfo
 
 if TYPE_CHECKING:
     from .sites import Site
 
-EXPERT_ADVICE = (
-    "Experts are read one by one (experts.N.gate_proj / up_proj / down_proj) or stacked in one tensor of a layer, under "
-    "the names of the families in the table (`glu-probe ls families`); --family names one"
-)
-_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "expert_count")
-_EXPERT_HINT = re.compile(r"expert|exps\b|moe|router")
-_EXPERT = re.compile(r"\bexperts\b|_c?h?exps\b")
-_ROUTER = re.compile(r"router|gate_inp|\bgate\b|bias")
-_STACKED = re.compile(r"gate_proj|up_proj|gate_up_proj|input_linear|\bw1\b|\bw13\b")
 # Gated convolutions and projections of attention can have an MLP's shapes.
 _NO_MLP = re.compile(r"conv|attn|attention|quer")
 _MLP = re.compile(r"mlp|ffn|feed_forward|fc\d|ff|intermediate|output|c_proj|h_to|proj")
@@ -68,6 +60,20 @@ def _refuse_part(wanted: Projections, leaves: Leaves, layer: int, *, expected: b
         )
 
 
+def refuse_beneath(key: BlockKey, found: Sequence[Projections], inside: Mapping[BlockKey, set[str]]) -> None:
+    """Parameters of a projection besides its weight and bias: what they make of the weight is not known."""
+    prefix, layer, block = key
+    for leaf in dict.fromkeys(name for names in found for name in names.names):
+        others = {name for name in inside.get((prefix, layer, (*block, leaf)), ()) if not is_of_activations(name)}
+        if others:
+            path = ".".join((prefix, str(layer), *block, leaf))
+            raise LayoutUnknown(
+                f"{path!r} has {', '.join(sorted(others)[:6])} besides its weight, and what that does is not known",
+                where=f"layer {layer}",
+                hint="Save the model with plain linear layers, such as after merging what was trained beside them",
+            )
+
+
 def refuse_twins(sites: list[Site]) -> None:
     """Two MLPs that a frame could not tell apart."""
     seen: dict[tuple, Site] = {}
@@ -81,64 +87,6 @@ def refuse_twins(sites: list[Site]) -> None:
             )
 
 
-def expert_counts(config: Mapping[str, object]) -> dict[str, int]:
-    """The config's keys that say how many experts a layer has."""
-    nested = config.get("ffn_config")
-    values = {**(nested if isinstance(nested, dict) else {}), **config}
-    found = {key: values.get(key) for key in _EXPERT_COUNTS}
-    return {key: value for key, value in found.items() if isinstance(value, int) and value > 0}
-
-
-def refuse_unmapped_experts(
-    sites: list[Site], infos: Mapping[str, TensorInfo], config: Mapping[str, object], model_type: str | None
-) -> None:
-    """Experts that the file or the config speaks of, and that no site is; unless the model's are known to be plain."""
-    if not sites and model_type in PLAIN:
-        return
-    counts = {key: count for key, count in expert_counts(config).items() if count > 1}
-    infos = {name: info for name, info in infos.items() if not is_attention(tuple(name.split(".")))}
-    used = {tensor for site in sites for tensor in site.tensors.values()}
-    hints = sorted({_numberless(name) for name in infos if name not in used and _EXPERT_HINT.search(name.lower())})
-    matrices = {_numberless(name) for name, info in infos.items() if name not in used and len(info.shape) > 1}
-    left = [hint for hint in hints if hint in matrices and _EXPERT.search(hint) and not _ROUTER.search(hint)]
-    stacked = sorted(
-        {_numberless(name) for name, info in infos.items() if len(info.shape) > 2 and _STACKED.search(name)}
-    )
-    mapped = any(isinstance(site.expert, int) for site in sites)
-    # A count alone proves nothing (some dense models keep the key): layers without an MLP, or expert-like names, do.
-    if not left and (mapped or not (counts and (hints or stacked or not sites))):
-        _refuse_missing_experts(sites, counts)
-        return
-    patterns = list(dict.fromkeys([*left, *stacked, *hints])) or sorted(map(_numberless, infos))
-    said = ", ".join(f"{key} = {value}" for key, value in counts.items()) or "tensors named after experts"
-    raise NoExpertsMapped(
-        f"the model has experts ({said}), but {'not all' if mapped else 'none'} of their tensors could be mapped. "
-        f"Unmatched: {', '.join(patterns[:12])}{' ...' if len(patterns) > 12 else ''}",
-        hint=EXPERT_ADVICE,
-    )
-
-
-def _numberless(name: str) -> str:
-    return re.sub(r"(?<=\.)\d+(?=\.)", "{}", name)
-
-
-def _refuse_missing_experts(sites: list[Site], counts: Mapping[str, int]) -> None:
-    """A layer whose experts have gaps, or are fewer than the config says."""
-    routed: dict[tuple[str, int], set[int]] = defaultdict(set)
-    for site in sites:
-        if isinstance(site.expert, int):
-            routed[site.tower, site.layer].add(site.expert)
-    for (tower, layer), present in routed.items():
-        declared = next(iter(counts.values()), 0) if tower == "text" else 0
-        absent = sorted(set(range(max(declared, *present) if declared else max(present) + 1)) - present)
-        if absent:
-            raise IncompleteTriple(
-                f"experts {', '.join(map(str, absent[:8]))} are missing beside {len(present)} others",
-                where=f"layer {layer}",
-                hint="The checkpoint is incomplete: a shard may be missing, or it was pruned and its config not",
-            )
-
-
 def refuse_ungated(blocks: Blocks, infos: Mapping[str, TensorInfo], model_type: str | None) -> None:
     """A checkpoint without any gated MLP: says what there is instead."""
     plain = sorted({
@@ -148,7 +96,16 @@ def refuse_ungated(blocks: Blocks, infos: Mapping[str, TensorInfo], model_type: 
         if _MLP.search(".".join((*block, leaf)))
     })  # fmt: skip
     if model_type not in PLAIN:
-        _refuse_unnamed(blocks, infos, model_type)
+        for layer, names in gated_in_shape(blocks, infos):
+            known = find_family(model_type) or find_family(model_type, gguf=True)
+            table = "whose own files have other names" if known else "which is not in the table"
+            says = f"model_type {model_type!r}, {table}," if model_type else "a file without model_type"
+            raise LayoutUnknown(
+                f"{', '.join(map(repr, names[:6]))} have the shapes of a gated MLP, and {says} does not say which part is "
+                "the gate",
+                where=f"layer {layer}",
+                hint="Ask for the family to be added, or save the model with plain linear layers",
+            )
         outside = gated_outside_layers(infos)
         if outside:
             raise LayoutUnknown(
@@ -173,8 +130,8 @@ def gated_outside_layers(infos: Mapping[str, TensorInfo]) -> list[str]:
     return found
 
 
-def _refuse_unnamed(blocks: Blocks, infos: Mapping[str, TensorInfo], model_type: str | None) -> None:
-    """The shapes of a gated MLP under names of which none is known to be the gate."""
+def gated_in_shape(blocks: Blocks, infos: Mapping[str, TensorInfo]) -> Iterator[tuple[int, list[str]]]:
+    """(layer, names) of what has the shapes of a gated MLP under names of which none is known to be the gate."""
     weights: dict[tuple[str, int, tuple[str, ...]], list[str]] = defaultdict(list)
     for (prefix, layer, block), leaves in blocks.items():
         names = [kinds["weight"] for kinds in leaves.values() if "weight" in kinds]
@@ -183,12 +140,7 @@ def _refuse_unnamed(blocks: Blocks, infos: Mapping[str, TensorInfo], model_type:
     for (_, layer, _), names in weights.items():
         wrapped = next((name for name in names if "gate_proj." in name or "gate_up_proj." in name), None)
         if wrapped or _looks_gated([infos[name].shape for name in names]):
-            raise LayoutUnknown(
-                f"{', '.join(map(repr, names[:6]))} have the shapes of a gated MLP, and model_type {model_type!r}, which is "
-                "not in the table, does not say which part is the gate",
-                where=f"layer {layer}",
-                hint="Ask for the family to be added, or save the model with plain linear layers",
-            )
+            yield layer, names
 
 
 def _looks_gated(shapes: Sequence[tuple[int, ...]]) -> bool:

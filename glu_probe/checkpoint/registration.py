@@ -80,10 +80,12 @@ def register_family(
             hint='Give act="silu" or act_key="hidden_act"',
         )
     known = activation(act) if act is not None else None
+    several = [_projections(one, order, stored) for one in _several(projections)]
+    _refuse_contradictions(several, order, norm, norm_kind, norm_weight, norm_bias, post_norm)
     family = Family(
         names=tuple(names),
         gguf=architectures,
-        projections=tuple(_projections(one, order, stored) for one in _several(projections)),
+        projections=tuple(several),
         activation=ActivationRule(_texts("act_key", act_key, empty=True), default=known, gguf=known),
         norm=_norm(norm, norm_kind, norm_weight, norm_bias, bool(architectures)),
         post_norm=_norm(post_norm, norm_kind, norm_weight, False, bool(architectures)),
@@ -91,6 +93,27 @@ def register_family(
     )
     enter(family)
     return family
+
+
+def _refuse_contradictions(several: list[Projections], order, norm, kind, weight, bias, post_norm) -> None:
+    """What is well formed on its own, and together would be ignored or mean two things."""
+    swapped = next(
+        ((a, b) for a in several for b in several if a.gate != a.up and (a.gate, a.up) == (b.up, b.gate)), None
+    )
+    if swapped:
+        raise BadOption(
+            f"{swapped[0].gate!r} is the gate in one of projections and the up projection in another",
+            hint="Register the two as families of their own",
+        )
+    if order is not None and not any(one.fused for one in several):
+        raise BadOption(
+            f"order is {order!r}, and no tensor of projections holds gate and up together",
+            hint="Give (gate_and_up, down), or leave order out",
+        )
+    if norm is None and (bias or (post_norm is None and (kind, weight) != ("rms", "plain"))):
+        raise BadOption("norm is None, and norm_kind, norm_weight or norm_bias is given", hint="Name the norm")
+    if weight == "none" and bias:
+        raise BadOption("norm_weight is 'none', and norm_bias is true", hint="A norm without a gain has no bias here")
 
 
 def _texts(what: str, values: object, *, empty: bool = False) -> tuple[str, ...]:
@@ -140,14 +163,21 @@ def _projections(names: object, order: object, stored: object) -> Projections:
             f"gate and up share {names[0]!r}, and order does not say which part is the gate",
             hint=f"Give order, one of {', '.join(FUSED_ORDERS)}",
         )
+    if stored == "row-stacked":
+        raise BadOption(
+            f"gate and up share {names[0]!r}, and stored is 'row-stacked'",
+            hint="Experts below each other are read from gate, up and down apart: give three names",
+        )
     return Projections(names[0], names[0], names[1], order, stored)
 
 
 def _norm(name: object, kind: str, weight: str, bias: bool, gguf: bool) -> Norm | None:
     if name is None:
         return None
-    if not isinstance(name, str) or not name:
-        raise BadOption(f"the norm's name is {name!r}", hint='Give its name within the layer, such as "ffn_norm"')
+    if not isinstance(name, str) or not name or set("{}") & set(name) or name.endswith((".weight", ".bias")):
+        raise BadOption(
+            f"the norm's name is {name!r}", hint='Give the module\'s name within the layer, such as "ffn_norm"'
+        )
     if kind not in _NORM_KINDS or weight not in _NORM_WEIGHTS:
         raise BadOption(
             f"norm_kind is {kind!r}, norm_weight {weight!r}",

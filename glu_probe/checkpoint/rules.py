@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..activations import Activation, activation
+from ..errors import BadOption, LayoutUnknown, UnknownActivation
 from ..neurons import expert_group
-from .families import family_option, find_family
+from .families import family_option, find_family, gguf_norm
 from .family import Family, FusedOrder, Norm, Place
 from .places import numbers, pattern
-from .towers import part_of, text_part
+from .towers import is_main, part_of, text_part
 
 _NO_NORM = "no norm stands in front of the MLP, so the scale of its input is not known without text"
 
@@ -25,7 +26,8 @@ class Options:
         fold_post_norm: multiply the gain of a norm on the MLP's output into value.
         family: take this family's rules, whatever the config says.
         fused_layout: which half of a fused gate-and-up tensor is the gate.
-        activation: take this activation, whatever the config says.
+        activation: take this activation, whatever the config says. Like the two above it is about the language model,
+            not about towers beside it.
         expert_layout: whether stacked experts are [out, in] ("rows") or [in, out] ("columns").
     """
 
@@ -65,7 +67,7 @@ class Config:
 
     def family(self, tower: str, named: str | None, prefix: str = "") -> tuple[str | None, Family | None]:
         """Name and rules of a tower's family: the user's word about the language model, else the config's."""
-        if named is not None and tower in ("text", "mtp", "encoder"):
+        if named is not None and is_main(tower):
             return named, family_option(named)
         name = self.model_type_of(tower, prefix)
         family = find_family(name, gguf=self.gguf, tower=tower)
@@ -185,7 +187,16 @@ def _place(family: Family, block: tuple[str, ...], group: str) -> Place | None:
 
 
 def _in_block(norm: Norm | None, block: tuple[str, ...]) -> Norm | None:
-    return norm if norm is None else replace(norm, tensor=norm.tensor.format(*numbers(block)))
+    if norm is None:
+        return None
+    found = numbers(block)
+    if "{0}" in norm.tensor and not found:
+        raise LayoutUnknown(
+            f"the family's norm {norm.tensor} has the number of the MLP's block in its name, and the block "
+            f"{'.'.join(block) or 'of the MLP'} has none",
+            hint="The file is of another family than its config or --family says",
+        )
+    return replace(norm, tensor=norm.tensor.format(*found))
 
 
 def _own_parts(norm: Norm | None, post_norm: Norm | None, block: tuple[str, ...]) -> set[str]:
@@ -206,17 +217,30 @@ def decide(config: Config, tower: str, options: Options, prefix: str = "") -> To
 
     Raises:
         UnknownActivation: the config names an activation whose formula is not known here.
+        BadOption: the user named a family of which no GGUF file is known.
     """
     name, family = config.family(tower, options.family, prefix)
+    unnamed = [norm for norm in family.norms if gguf_norm(norm) is None] if family and config.gguf else []
+    if unnamed:
+        raise BadOption(
+            f"what GGUF files call the norm {unnamed[0].tensor} of family {name!r} is not known",
+            hint="Name a family that has GGUF files (`glu-probe ls families`)",
+        )
     part = config.of(tower, prefix)
-    act, source = _activation(config, part, family, options)
+    said = options.activation if is_main(tower) else None
+    try:
+        act, source = _activation(config, part, family, said)
+    except UnknownActivation as error:
+        if is_main(tower):
+            raise
+        act, source = None, error.what
     if family is None:
         return TowerRules(None, None, act, source, None, None)
     norm, post_norm = family.norm, family.post_norm
     if family.norm_if_parallel and part.get(family.norm_if_parallel[0]):
         norm = family.norm_if_parallel[1]
     norm, post_norm = (_as_configured(one, part, gguf=config.gguf) for one in (norm, post_norm))
-    adjusted = options.activation is None
+    adjusted = said is None
     return TowerRules(name, family, act, source, norm, post_norm, part, config.gguf, adjusted)
 
 
@@ -229,10 +253,10 @@ def _as_configured(norm: Norm | None, part: Mapping[str, Any], *, gguf: bool) ->
 
 
 def _activation(
-    config: Config, part: Mapping[str, Any], family: Family | None, options: Options
+    config: Config, part: Mapping[str, Any], family: Family | None, said: str | None
 ) -> tuple[Activation | None, str]:
-    if options.activation is not None:
-        return activation(options.activation), "option"
+    if said is not None:
+        return activation(said), "option"
     if family is None:
         return None, "family not in the table"
     rule = family.activation

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field, replace
 
 from ..errors import NoExpertsMapped
 from ..neurons import expert_group
+from .expert_names import ADVICE, SHARED, expert_number, is_shared
 from .family import FusedOrder, Projections
 from .places import numbers, pattern
-from .refusals import EXPERT_ADVICE
 from .slabs import Slab
 
-SHARED = ("shared_expert", "share_expert", "shared_mlp")
 _GROUPS = ("dense", "routed", "shared")
 
 
@@ -103,15 +102,12 @@ def expert_of(
     projections: Projections, block: tuple[str, ...], gate: str, number: int | None, count: int
 ) -> int | str | None:
     """Which expert it is: from its place in a stacked tensor, or from its name."""
-    shared = projections.group == "shared" or any(part.startswith(SHARED) for part in block)
+    shared = projections.group == "shared" or is_shared(block)
     named = number
     if number is None and "experts" in block:
-        after = block[block.index("experts") + 1 : block.index("experts") + 2]
-        if not (after and after[0].isdigit()):
-            raise NoExpertsMapped(
-                f"{gate!r} belongs to experts, but its name does not say to which", hint=EXPERT_ADVICE
-            )
-        named = int(after[0])
+        named = expert_number(block)
+        if named is None:
+            raise NoExpertsMapped(f"{gate!r} belongs to experts, but its name does not say to which", hint=ADVICE)
     if shared:
         own = numbers(block[next((i for i, part in enumerate(block) if part.startswith(SHARED)), 0) :])
         which = named if named is not None and count > 1 else own[0] if own else None

@@ -70,11 +70,15 @@ class Evidence:
         d_model: width that the config or the norms of the layer say; None if they do not.
         experts: number of experts that the config says, for those that lie below each other.
         expert_layout: the user's word, "rows" or "columns".
+        choices: among how many experts the layer's router chooses.
+        d_mlp: width of an expert that the config says.
     """
 
     d_model: int | None = None
     experts: int | None = None
     expert_layout: str | None = None
+    choices: int | None = None
+    d_mlp: int | None = None
 
 
 def cut(
@@ -153,7 +157,7 @@ def orientation(
             return wanted
     elif len(fitting) == 1:
         return next(iter(fitting))
-    names = ", ".join(f"{tensors[role]!r} {list(infos[tensors[role]].shape)}" for role in dict.fromkeys(_ROLES))
+    names = ", ".join(f"{name!r} {list(infos[name].shape)}" for name in dict.fromkeys(tensors[role] for role in _ROLES))
     readings = " or ".join(
         f"d_model {d_model} and d_mlp {d_mlp} with neurons of gate and up in {_axis(reading[0])}, of down in "
         f"{_axis(reading[1])}"
@@ -185,6 +189,18 @@ def _below_each_other(tensors, shapes, evidence: Evidence) -> Iterator[Cut]:
         raise NoExpertsMapped(
             f"{tensors['gate']!r} holds the experts of a layer below each other, and the config does not say how many",
             hint="The config's number of experts is needed",
+        )
+    if evidence.choices not in (None, evidence.experts):
+        raise ShapeMismatch(
+            f"{tensors['gate']!r} would be {evidence.experts} experts below each other, as the config says, but the "
+            f"layer's router chooses among {evidence.choices}",
+            hint="The config is of another model, or its number of experts is wrong",
+        )
+    if evidence.d_mlp not in (None, rows // evidence.experts):
+        raise ShapeMismatch(
+            f"{tensors['gate']!r} {list(shapes['gate'])} would be {evidence.experts} experts of "
+            f"{rows // evidence.experts} neurons below each other, but the config says {evidence.d_mlp}",
+            hint="The config is of another model, or one of its numbers is wrong",
         )
     if {shapes[role] for role in _ROLES} != {(rows, d_model)} or rows % evidence.experts:
         raise ShapeMismatch(

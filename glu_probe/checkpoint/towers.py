@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from .places import STACKS
+
 _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("vision", ("vision", "visual", "vit", "image", "video", "vpm")),
     ("audio", ("audio", "speech", "sound")),
@@ -14,11 +16,15 @@ _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
                "depth_decoder", "code_predictor", "token2wav", "code2wav", "draft", "assistant")),
 )  # fmt: skip
 _LANGUAGE = ("language_model", "text_model", "llm", "thinker", "backbone_model")
-_STACKS = ("layers", "layer", "h", "block", "blocks", "blk")
 _ENCODERS = ("encoder", "enc")
 # Parts of configs that describe a stack although their key does not end in _config.
 _PARTS = ("encoder", "decoder")
 _TEXT_KEYS = ("text_config", "llm_config", "language_config", "language_model_config", "decoder", "decoder_config")
+
+
+def is_main(tower: str) -> bool:
+    """Whether what a user says about the model is about this stack: the language model, and what is trained with it."""
+    return tower in ("text", "mtp", "encoder")
 
 
 def name_towers(prefixes: Iterable[str]) -> dict[str, str]:
@@ -119,4 +125,4 @@ def _rank(prefix: str) -> tuple:
     """First what is called a language model, then what is no encoder, then the stack nearest the root."""
     parts = prefix.lower().split(".")
     named = any(word in part for part in parts for word in _LANGUAGE)
-    return _kind(prefix) == "other", not named, _is_encoder(prefix), parts[-1] not in _STACKS, len(parts), prefix
+    return _kind(prefix) == "other", not named, _is_encoder(prefix), parts[-1] not in STACKS, len(parts), prefix

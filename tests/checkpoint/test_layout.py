@@ -359,6 +359,9 @@ def test_layers_are_in_natural_order(llama):
         ),
         ("model.embed_tokens.weight", None),
         ("model.experts.0.weight", None),
+        ("model.stages.0.layers.3.mlp.w.weight", Parameter("model.stages.0.layers", 3, ("mlp",), "w", "weight")),
+        ("decoder.block.2.layer.1.wi.weight", Parameter("decoder.block", 2, ("layer", "1"), "wi", "weight")),
+        ("encoders.4.feed_forward.w.weight", Parameter("encoders", 4, ("feed_forward",), "w", "weight")),
         (
             "model.layers.0.mlp.experts.down_proj_bias",
             Parameter("model.layers", 0, ("mlp", "experts"), "down_proj", "bias"),

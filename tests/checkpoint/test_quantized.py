@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import glu_probe as gp
 from glu_probe.checkpoint.files import open_files
 from glu_probe.checkpoint.ref import parse_ref
-from glu_probe.errors import IncompleteTriple, QuantizedWeights, ShapeMismatch, UnscaledFP8
+from glu_probe.errors import IncompleteTriple, LayoutUnknown, QuantizedWeights, ShapeMismatch, UnscaledFP8
 
 from ..support import llama_config, llama_tensors, write_checkpoint
 from .packing import (
@@ -60,7 +60,7 @@ FP8_FORMS = {
     "128x128, as DeepSeek-V4 names it": (fp8(128, 128, "scale"), FP8, RAGGED, "128x128"),
     "as Mistral names it": (fp8(WHOLE, WHOLE, "qscale_weight", shape=()), FP8, WIDE, "tensor"),
     "48x40": (fp8(48, 40), FP8 | {"weight_block_size": [48, 40]}, RAGGED, "48x40"),
-    "100x80, undeclared": (fp8(40, 20), None, RAGGED, "40x20"),
+    "40x40, undeclared": (fp8(40, 40), None, RAGGED, "40x40"),
     "compressed-tensors, blocks": (
         fp8(64, 48, "weight_scale"),
         {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"block_structure": [64, 48]}}}},
@@ -152,6 +152,36 @@ def test_a_scale_of_the_wrong_shape(shape, tmp_path):
         gp.open_checkpoint(model)
 
 
+@pytest.mark.parametrize("quantization", [
+    None, {"quant_method": "fp8"}, {"quant_method": "compressed-tensors", "config_groups": {}},
+])  # fmt: skip
+@pytest.mark.parametrize("shape", [(2, 4), (4, 4), (1, 256), (2, 256), (1, 2)])
+def test_blocks_of_an_unusual_size_are_not_taken_for_meant(shape, quantization, tmp_path):
+    """(2, 4) is the grid of [512, 256] turned round, (1, 256) a scale for every row that lies along the columns."""
+
+    def pack(weight):
+        scales = shape if weight.shape == (512, 256) else ()
+        return {"weight": weight.to(torch.float8_e4m3fn), "weight_scale": torch.ones(scales)}, weight
+
+    model, _ = packed_model(tmp_path / "m", pack, quantization, d_model=256, d_mlp=512)
+    with pytest.raises(ShapeMismatch, match=r"gate_proj\.weight_scale' is \[.*no grid of blocks .* of a usual size"):
+        gp.open_checkpoint(model)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 40), (1, 128), (40, 40), (128, 128)])
+def test_blocks_that_need_no_word(rows, columns, tmp_path):
+    model, expected = packed_model(tmp_path / "m", fp8(rows, columns), None, **RAGGED)
+    assert_factors(model, expected, **RAGGED)
+    assert_ranges(model)
+
+
+def test_columns_with_a_scale_each_if_the_config_says_so(tmp_path):
+    settings = FP8 | {"weight_block_size": [200, 1]}
+    model, expected = packed_model(tmp_path / "m", fp8(WHOLE, 1), settings, **RAGGED)
+    assert_factors(model, expected, **RAGGED)
+    assert_ranges(model)
+
+
 def test_two_scales(tmp_path):
     def pack(weight):
         scales = {name: torch.ones(1) for name in ("weight_scale", "weight_scale_inv")}
@@ -171,6 +201,95 @@ def test_scales_of_the_input_are_left_alone(tmp_path):
         }, expected
 
     model, expected = packed_model(tmp_path / "m", pack, FP8)
+    assert_factors(model, expected)
+
+
+ODD = ("weight_zero_point", "pre_quant_scale", "input_smooth", "weight.extra", "gain")
+
+
+@pytest.mark.parametrize("part", ODD)
+@pytest.mark.parametrize("method", ["fp8", "gptq", "awq"])
+def test_parts_of_a_meaning_that_is_not_known(part, method, tmp_path):
+    pack, settings = {
+        "fp8": (fp8(WHOLE, WHOLE, "weight_scale_inv"), FP8),
+        "gptq": (gptq(), {"quant_method": "gptq"}),
+        "awq": (awq(), {"quant_method": "awq", "group_size": 32}),
+    }[method]
+
+    def with_more(weight):
+        stored, expected = pack(weight)
+        return stored | {part: torch.ones(weight.shape[0])}, expected
+
+    model, _ = packed_model(tmp_path / "m", with_more, settings)
+    with pytest.raises(
+        (QuantizedWeights, LayoutUnknown), match=rf"_proj.*' (has|holds|is stored as) .*{part.split('.')[0]}"
+    ):
+        gp.open_checkpoint(model)
+
+
+@pytest.mark.parametrize("prefix", ["model.attn_layers.layers.", "attention_free.layers.", "model.attention.0.layers."])
+def test_only_the_block_says_what_is_attention(prefix, tmp_path):
+    model, expected = packed_model(tmp_path / "m", fp8(128, 128), FP8, **RAGGED)
+    stored = load_file(model / "model.safetensors")
+    renamed = {name.replace("model.layers.", prefix): tensor for name, tensor in stored.items()}
+    source = stacked(tmp_path / "n", renamed, FP8)
+    name = f"{prefix}0.mlp.gate_proj.weight"
+    if prefix == "model.attention.0.layers.":  # where the first number is the layer's, and what follows is its block
+        assert not source.infos()[f"{prefix}0.self_attn.q_proj.weight"].decoded
+    assert source.infos()[name].decoded
+    assert torch.equal(source.read(name), expected["gate_proj"])
+
+
+NAN, INF = float("nan"), float("inf")
+SCHEMES = {
+    "fp8": (fp8(128, 128), FP8, "weight_scale_inv"),
+    "gptq": (gptq(), {"quant_method": "gptq"}, "scales"),
+    "awq": (awq(), {"quant_method": "awq", "group_size": 32}, "scales"),
+}
+
+
+def with_one_scale(scheme, value):
+    """Weights of which one scale, not the first, is changed."""
+    pack, settings, part = SCHEMES[scheme]
+
+    def changed(weight):
+        stored, expected = pack(weight)
+        stored[part][-1, -1] = value
+        return stored, expected
+
+    return changed, settings
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(("value", "words"), [
+    (NAN, "no number as scale"), (INF, "an infinite scale"), (-INF, "an infinite scale"), (0, "a scale of 0 erases"),
+])  # fmt: skip
+def test_scales_that_no_quantiser_writes(scheme, value, words, tmp_path):
+    model, _ = packed_model(tmp_path / "m", *with_one_scale(scheme, value), **RAGGED)
+    with pytest.raises(QuantizedWeights, match=rf"gate_proj\..*{words}.*gate_proj\.{SCHEMES[scheme][2]}'"):
+        gp.open_checkpoint(model).layer(0)
+
+
+def test_negative_scales_are_those_of_integers(tmp_path):
+    """Quantisers that use the whole range of integers write them."""
+    for scheme in ("gptq", "awq"):
+        model, expected = packed_model(tmp_path / scheme, *with_one_scale(scheme, -1.0), **RAGGED)
+        found = gp.open_checkpoint(model, fold_norm=False).layer(0).query
+        assert (found[-1] != expected["gate_proj"][-1].float()).any()
+        assert torch.equal(found[:-1], expected["gate_proj"][:-1].float())
+    model, _ = packed_model(tmp_path / "fp8", *with_one_scale("fp8", -1.0), **RAGGED)
+    with pytest.raises(QuantizedWeights, match="a negative scale"):
+        gp.open_checkpoint(model).layer(0)
+
+
+def test_a_scale_of_0_for_zeros(tmp_path):
+    def pack(weight):
+        stored, expected = fp8(1, WHOLE, "weight_scale")(weight)
+        stored["weight"][-1] = 0
+        stored["weight_scale"][-1], expected[-1] = 0, 0
+        return stored, expected
+
+    model, expected = packed_model(tmp_path / "m", pack, None)
     assert_factors(model, expected)
 
 
@@ -261,6 +380,17 @@ def test_mxfp4_experts_whose_shapes_do_not_tell_which_way_they_lie(tmp_path):
     assert set(gp.open_checkpoint(models[0]).describe()["dtype"]) == {"MXFP4"}
 
 
+def test_mxfp4_with_an_exponent_that_stands_for_no_number(tmp_path):
+    stem = "model.layers.0.mlp.experts.gate_up_proj"
+    scales = torch.full((3, 48, 2), 120, dtype=torch.uint8)
+    scales[1, 5, 1] = 255
+    blocks = torch.ones(3, 48, 2, 16, dtype=torch.uint8)
+    source = stacked(tmp_path, {f"{stem}_blocks": blocks, f"{stem}_scales": scales})
+    assert source.read(stem, slice(0, 1)).isfinite().all()
+    with pytest.raises(QuantizedWeights, match=rf"{stem}_blocks' has no number as scale, in '{stem}_scales'"):
+        source.read(stem, slice(1, 2))
+
+
 def test_mxfp4_without_scales(tmp_path):
     stem = "model.layers.0.mlp.experts."
     tensors = {
@@ -270,6 +400,20 @@ def test_mxfp4_without_scales(tmp_path):
     with pytest.raises(
         IncompleteTriple, match=r"down_proj_scales', without which .*_blocks' means nothing, is missing"
     ):
+        gp.open_checkpoint(model)
+
+
+@pytest.mark.parametrize("odd", ["gate_up_proj_scale_2", "gate_up_proj.gain"])
+def test_mxfp4_experts_with_a_part_of_a_meaning_that_is_not_known(odd, tmp_path):
+    stem, tensors = "model.layers.0.mlp.experts.", {"model.layers.0.post_attention_layernorm.weight": torch.ones(64)}
+    for name, rows in (("gate_up_proj", 128), ("down_proj", 64)):
+        tensors[f"{stem}{name}_blocks"] = torch.ones(3, rows, 2, 16, dtype=torch.uint8)
+        tensors[f"{stem}{name}_scales"] = torch.ones(3, rows, 2, dtype=torch.uint8)
+    sizes = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64, "num_local_experts": 3}
+    config = llama_config(model_type="gpt_oss", quantization_config={"quant_method": "mxfp4"}, **sizes)
+    assert gp.open_checkpoint(write_checkpoint(tmp_path / "a", tensors, config)).layer(0, 0).query.isfinite().all()
+    model = write_checkpoint(tmp_path / "b", tensors | {f"{stem}{odd}": torch.ones(3)}, config)
+    with pytest.raises((QuantizedWeights, LayoutUnknown), match=odd.removeprefix("gate_up_proj")[1:]):
         gp.open_checkpoint(model)
 
 
@@ -359,6 +503,17 @@ def test_bitnet_is_what_transformers_own_layers_multiply_with(linear, tmp_path):
     assert_ranges(model)
 
 
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
+def test_bitnet_with_a_scale_that_no_quantiser_writes(value, tmp_path):
+    def pack(weight):
+        packed = torch.zeros(weight.shape[0] // 4, weight.shape[1], dtype=torch.uint8)
+        return {"weight": packed, "weight_scale": torch.tensor([value])}, weight
+
+    model, _ = packed_model(tmp_path / "m", pack, {"quant_method": "bitnet"})
+    with pytest.raises(QuantizedWeights, match=r"gate_proj\.weight' has .* scale.*gate_proj\.weight_scale'"):
+        gp.open_checkpoint(model).layer(0)
+
+
 def test_bitnet_weights_that_are_made_ternary_at_run_time(tmp_path):
     settings = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"}
     model, _ = packed_model(tmp_path / "m", lambda w: ({"weight": w}, w), settings)
@@ -433,6 +588,39 @@ def test_gptq_groups_that_are_not_there(tmp_path):
 
     model, _ = packed_model(tmp_path / "m", pack, {"quant_method": "gptq"})
     with pytest.raises(QuantizedWeights, match="groups that are not there"):
+        gp.open_checkpoint(model).layer(0)
+
+
+def test_gptq_in_the_order_of_activations_needs_that_order(tmp_path):
+    def pack(weight):
+        stored, expected = gptq(act_order=True)(weight)
+        del stored["g_idx"]
+        return stored, expected
+
+    settings = {"quant_method": "gptq", "group_size": 32, "desc_act": True}
+    model, _ = packed_model(tmp_path / "m", pack, settings)
+    with pytest.raises(IncompleteTriple, match=r"down_proj\.g_idx', without which .*qweight' means nothing"):
+        gp.open_checkpoint(model)
+
+
+def test_gptq_in_one_group_needs_no_order(tmp_path):
+    def pack(weight):
+        stored, expected = gptq(size=WHOLE)(weight)
+        del stored["g_idx"]
+        return stored, expected
+
+    settings = {"quant_method": "gptq", "group_size": -1, "desc_act": True}
+    model, expected = packed_model(tmp_path / "m", pack, settings)
+    assert_factors(model, expected)
+
+
+def test_gptq_groups_without_inputs(tmp_path):
+    def pack(weight):
+        stored, expected = gptq()(weight)
+        return stored | {"g_idx": torch.zeros_like(stored["g_idx"])}, expected
+
+    model, _ = packed_model(tmp_path / "m", pack, {"quant_method": "gptq"})
+    with pytest.raises(QuantizedWeights, match=r"has 2 groups of inputs, of which .*gate_proj\.g_idx' leaves some"):
         gp.open_checkpoint(model).layer(0)
 
 

@@ -10,7 +10,7 @@ import torch
 import glu_probe as gp
 from glu_probe.checkpoint.quantized import libraries
 from glu_probe.cli import main
-from glu_probe.errors import MissingLibrary, QuantizedWeights, ShapeMismatch
+from glu_probe.errors import IncompleteTriple, MissingLibrary, QuantizedWeights, ShapeMismatch
 
 from .packing import assert_factors, assert_ranges, awq, packed_model
 
@@ -112,6 +112,29 @@ def test_fewer_scales_than_blocks(bnb, tmp_path):
     model, _ = packed_model(tmp_path / "m", pack, BNB)
     with pytest.raises(ShapeMismatch, match=r"down_proj\.weight\.absmax' is \[5\]"):
         gp.open_checkpoint(model)
+
+
+def test_a_block_of_almost_nothing_among_others(bnb, tmp_path):
+    """Its scale, itself rounded, may come out below zero."""
+
+    def pack(weight):
+        weight[:1] *= 1e-4
+        return four_bits(bnb, quant_type="nf4", compress_statistics=True)(weight)
+
+    model, expected = packed_model(tmp_path / "m", pack, BNB)
+    assert_factors(model, expected)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_scales_of_blocks_that_no_quantiser_writes(value, bnb, tmp_path):
+    def pack(weight):
+        stored, expected = four_bits(bnb, quant_type="nf4")(weight)
+        stored["weight.absmax"][-1] = value
+        return stored, expected
+
+    model, _ = packed_model(tmp_path / "m", pack, BNB)
+    with pytest.raises(QuantizedWeights, match=r"gate_proj\.weight' has .* scale, in .*gate_proj\.weight\.absmax'"):
+        gp.open_checkpoint(model).layer(0)
 
 
 @pytest.mark.parametrize("described", [True, False])
@@ -284,6 +307,38 @@ def test_an_order_that_is_not_used(tmp_path):
     assert_factors(model, expected)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0])
+@pytest.mark.parametrize("form", ["4 bits in groups", "4 bits in groups, with zero points", "8 bits by row", "int8"])
+def test_scales_that_no_quantiser_writes(form, value, tmp_path):
+    settings, scheme, _ = PACKED[form]
+
+    def pack(weight):
+        stored, expected = compressed(settings, scheme)(weight)
+        stored["weight_scale"][-1, -1] = value
+        return stored, expected
+
+    model, _ = packed_model(tmp_path / "m", pack, group(settings, scheme))
+    with pytest.raises(QuantizedWeights, match=r"gate_proj\.weight.* scale.*gate_proj\.weight_scale'"):
+        gp.open_checkpoint(model).layer(0)
+
+
+@pytest.mark.parametrize(("form", "part", "value"), [
+    ("NVFP4", "weight_scale", float("nan")), ("NVFP4", "weight_global_scale", 0), ("MXFP4", "weight_scale", 255),
+    ("MXFP8", "weight_scale", 255),
+])  # fmt: skip
+def test_scales_of_floats_that_no_quantiser_writes(form, part, value, tmp_path):
+    settings, scheme, _ = PACKED[form]
+
+    def pack(weight):
+        stored, expected = compressed(settings, scheme)(weight)
+        stored[part].view(-1)[-1] = value
+        return stored, expected
+
+    model, _ = packed_model(tmp_path / "m", pack, group(settings, scheme))
+    with pytest.raises(QuantizedWeights, match=rf"gate_proj\.weight.*scale.*gate_proj\.{part}'"):
+        gp.open_checkpoint(model).layer(0)
+
+
 def several(*groups: tuple[dict, list[str]]) -> dict:
     found = {str(i): {"weights": weights, "targets": targets} for i, (weights, targets) in enumerate(groups)}
     return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": found}
@@ -317,6 +372,111 @@ def test_packed_weights_without_a_config(tmp_path):
         QuantizedWeights, match=r"packed by compressed-tensors: .*quantization_config says how is not beside"
     ):
         gp.open_checkpoint(model)
+
+
+@pytest.mark.parametrize("order", [0, 7])
+def test_an_order_with_other_groups_than_there_are(order, tmp_path):
+    settings, scheme, _ = PACKED["4 bits in groups"]
+
+    def pack(weight):
+        stored, expected = compressed(settings, scheme)(weight)
+        return stored | {"weight_g_idx": torch.full((weight.shape[1],), order, dtype=torch.int32)}, expected
+
+    model, _ = packed_model(tmp_path / "m", pack, group(settings, scheme))
+    with pytest.raises(QuantizedWeights, match=r"has 2 groups of columns, and .*weight_g_idx' does not name just"):
+        gp.open_checkpoint(model).layer(0)
+
+
+HADAMARD = {"config_groups": {"R4": {"type": "hadamard", "apply": [{"targets": ["Linear"], "location": "input"}]}}}
+
+
+@pytest.mark.parametrize("form", ["4 bits in groups", "int8", "FP8 by row", "MXFP4"])
+def test_weights_that_belong_to_a_transform(form, tmp_path):
+    settings, scheme, _ = PACKED[form]
+    config = group(settings, scheme) | {"transform_config": HADAMARD}
+    model, _ = packed_model(tmp_path / "m", compressed(settings, scheme), config)
+    with pytest.raises(
+        QuantizedWeights, match=r"down_proj\..*go through a transform \(hadamard\), by transform_config"
+    ):
+        gp.open_checkpoint(model)
+
+
+def test_an_empty_transform_is_none(tmp_path):
+    settings, scheme, _ = PACKED["int8"]
+    config = group(settings, scheme) | {"transform_config": {}}
+    model, expected = packed_model(tmp_path / "m", compressed(settings, scheme), config)
+    assert_factors(model, expected)
+
+
+def without(*left_out: str):
+    """int8 weights with zero points, of which some parts are lost."""
+    settings, scheme, _ = PACKED["int8 with zero points"]
+
+    def pack(weight):
+        stored, expected = compressed(settings, scheme)(weight)
+        return {name: tensor for name, tensor in stored.items() if name not in left_out}, expected
+
+    return pack, group(settings, scheme)
+
+
+@pytest.mark.parametrize("part", ["weight_zero_point", "weight_scale"])
+def test_int8_whose_parts_are_missing(part, tmp_path):
+    model, _ = packed_model(tmp_path / "m", *without(part))
+    with pytest.raises(
+        IncompleteTriple, match=rf"down_proj\.{part}', without which .*down_proj\.weight' means nothing"
+    ):
+        gp.open_checkpoint(model)
+
+
+def test_int8_without_zero_points_by_the_group_that_means_it(tmp_path):
+    pack, _ = without("weight_zero_point")
+    eight = {"num_bits": 8, "strategy": "channel"}
+    ours = (eight, [r"re:.*mlp\..*"]), (eight | {"symmetric": False}, [r"re:.*self_attn.*"])
+    assert gp.open_checkpoint(packed_model(tmp_path / "a", pack, several(*ours))[0]).layer(0).query.isfinite().all()
+    unclear = (eight, ["Linear"]), (eight | {"symmetric": False}, ["Linear"])
+    with pytest.raises(IncompleteTriple, match="weight_zero_point"):
+        gp.open_checkpoint(packed_model(tmp_path / "b", pack, several(*unclear))[0])
+
+
+def test_scales_of_channels_that_lie_along_the_columns(tmp_path):
+    settings, scheme, _ = PACKED["FP8 by row"]
+
+    def pack(weight):
+        stored, expected = compressed(settings, scheme)(weight)
+        return stored | {"weight_scale": torch.ones(1, weight.shape[1])}, expected
+
+    model, _ = packed_model(tmp_path / "m", pack, group(settings, scheme))
+    with pytest.raises(ShapeMismatch, match=r"weight_scale' is \[1, 96\], which is no grid of blocks"):
+        gp.open_checkpoint(model)
+
+
+LEFT_OVER = {
+    "sparse": (
+        {"compressed": torch.ones(3), "bitmask": torch.ones(3, dtype=torch.uint8), "shape": torch.ones(2).long()},
+        "is a sparse weight without its zeros",
+    ),
+    "sparse, below weight": (
+        {"weight.compressed": torch.ones(3), "weight.bitmask": torch.ones(3, dtype=torch.uint8)},
+        r"is a sparse weight without its zeros \(sparse-24-bitmask\)",
+    ),
+    "floats with a scale": (
+        {"weight": torch.ones(4, 4), "weight_scale": torch.ones(4, 1)},
+        r"is F32 with .*weight_scale' beside it, and whether that is applied is not known",
+    ),
+    "16 bits": ({"weight": torch.ones(4, 4, dtype=torch.int16)}, "is of I16, which no known format"),
+}
+
+
+@pytest.mark.parametrize("form", LEFT_OVER)
+def test_what_is_not_decoded_is_said_and_not_laid_on_a_missing_config(form, tmp_path):
+    stored, words = LEFT_OVER[form]
+    settings = group(EIGHT, "int-quantized") | {"sparsity_config": {"format": "sparse-24-bitmask"}}
+    copies = {name: tensor.clone() for name, tensor in stored.items()}
+    model, _ = packed_model(tmp_path / "m", lambda w: ({k: t.clone() for k, t in copies.items()}, w), settings)
+    with pytest.raises(QuantizedWeights, match=words) as caught:
+        gp.open_checkpoint(model)
+    assert "Use the unquantised checkpoint" in str(caught.value)
+    assert "not beside it" not in str(caught.value)
 
 
 @pytest.mark.parametrize("size", [32])

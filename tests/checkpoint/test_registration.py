@@ -126,6 +126,16 @@ GOOD = {"projections": ("w1", "w3", "w2"), "act": "silu"}
         ({"norm": "n", "gguf": "newarch"}, "GGUF files call the norm"),
         ({"missing": 3}, "missing is 3"),
         ({"gguf": [3]}, "gguf is"),
+        ({"norm": "ffn_{x}"}, "the norm's name"),
+        ({"norm": "ffn_{0}"}, "the norm's name"),
+        ({"norm": "ffn_norm.weight"}, "the norm's name"),
+        ({"norm": "n", "post_norm": "post.bias"}, "the norm's name"),
+        ({"order": "up-first"}, "no tensor of projections holds gate and up together"),
+        ({"norm_kind": "layer"}, "norm is None"),
+        ({"norm_bias": True}, "norm is None"),
+        ({"norm": "n", "norm_weight": "none", "norm_bias": True}, "norm_bias is true"),
+        ({"projections": ("w13", "w2"), "order": "gate-first", "stored": "row-stacked"}, "'row-stacked'"),
+        ({"projections": [("w1", "w3", "w2"), ("w3", "w1", "w2")]}, "'w1' is the gate in one"),
     ],
 )
 def test_what_is_refused(wrong, match):

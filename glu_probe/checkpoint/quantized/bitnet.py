@@ -32,7 +32,7 @@ def bitnet(name: str, parts: Parts, scheme: Scheme) -> Packed | None:
     packed = info.dtype == "U8"
 
     def rows(start: int, stop: int) -> Tensor:
-        factor = parts.whole(scale).float()
+        factor = parts.sound(name, scale, parts.whole(scale).float(), torch.ones(1))
         values = quarters(start, stop) if packed else parts.rows(name, start, stop).float()
         values = values * factor if multiplies else values / factor
         return values.to(FLOATS[parts.infos[scale].dtype])

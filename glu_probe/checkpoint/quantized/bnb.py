@@ -42,6 +42,7 @@ def bnb_4bit(name: str, parts: Parts, _scheme: Scheme) -> Packed | None:
         scales = whole.absmax
         if whole.nested:
             scales = library.dequantize_blockwise(scales, whole.state2) + whole.offset
+        parts.sound(name, beside[0], scales, signed=whole.nested)  # what rounding may leave of almost nothing
         # Whole blocks, and so whole bytes: blocks do not end where rows do.
         width = shape[1]
         first, last = start * width // block, -(-stop * width // block)
@@ -92,7 +93,7 @@ def bnb_int8(name: str, parts: Parts, _scheme: Scheme) -> Packed | None:
         if layout in names and parts.whole(layout).any():
             raise parts.refused(name, "is laid out for a GPU's kernels, not row by row")
         values = parts.rows(name, start, stop).float()
-        values *= parts.rows(scales, start, stop).float()[:, None]
+        values *= parts.sound(name, scales, parts.rows(scales, start, stop).float()[:, None], values)
         return values.mul_(_PER_127)
 
     return Packed(name, "bitsandbytes INT8", info.shape, names, rows)

@@ -1,4 +1,7 @@
-"""Packed weights of compressed-tensors, through that library: 2, 4 and 8 bit integers, NVFP4, and MXFP4."""
+"""Packed weights of compressed-tensors, through that library: 2, 4 and 8 bit integers, NVFP4, and MXFP4.
+
+And what that library stores in other ways, to be refused by name.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..safetensors import FLOATS
+from .fp4 import powers_of_two
 from .libraries import compressed_tensors
 from .parts import Packed, Parts, Scheme
+from .scaled import int8, scale_of
 
 _NVFP4_GROUP, _MXFP4_GROUP = 16, 32
 
@@ -29,6 +35,55 @@ def compressed(name: str, parts: Parts, scheme: Scheme) -> Packed | None:
     raise parts.refused(name, f"is of {info.dtype}, which no known format of compressed-tensors is")
 
 
+def transformed(name: str, parts: Parts, scheme: Scheme) -> None:
+    """Refuse weights whose input or output a transform turns round: alone they are not the model's."""
+    transforms = scheme.settings.get("transform_config")
+    if not transforms or not name.endswith((".weight", ".weight_packed")) or len(parts.infos[name].shape) < 2:
+        return
+    groups = transforms.get("config_groups", transforms) if isinstance(transforms, Mapping) else {}
+    kinds = sorted({str(group.get("type")) for group in groups.values() if isinstance(group, Mapping)})
+    raise parts.refused(
+        name, f"is stored for inputs or outputs that go through a transform ({', '.join(kinds)}), by transform_config"
+    )
+
+
+def signed_bytes(name: str, parts: Parts, scheme: Scheme) -> Packed | None:
+    """An int8 weight, with a zero point beside it or without, as the config says."""
+    if parts.infos[name].dtype != "I8" or not name.endswith(".weight"):
+        return None
+    if scale_of(name, parts) is None:
+        parts.info(f"{name}_scale", name)
+    if f"{name}_zero_point" not in parts.infos and _is_asymmetric(name, scheme):
+        parts.info(f"{name}_zero_point", name)
+    return int8(name, parts, scheme)
+
+
+def _is_asymmetric(name: str, scheme: Scheme) -> bool:
+    """Whether a group of the config that may mean this weight says that it has zero points."""
+    groups = [
+        (weights.get("symmetric", True), targets)
+        for weights, targets in _groups(scheme.settings)
+        if weights.get("num_bits") == 8 and weights.get("type", "int") == "int"
+    ]
+    named = [said for said, targets in groups if _is_targeted(name.removesuffix(".weight"), targets)]
+    return not all(named or [said for said, _ in groups])
+
+
+def unreadable(name: str, parts: Parts, scheme: Scheme) -> None:
+    """Refuse what is left of the library's forms."""
+    if name.endswith((".compressed", ".bitmask")):
+        sparsity = scheme.settings.get("sparsity_config")
+        form = sparsity.get("format") if isinstance(sparsity, Mapping) else None
+        raise parts.refused(name, f"is a sparse weight without its zeros ({form or 'a form that is not named'})")
+    if not name.endswith(".weight"):
+        return
+    dtype, scale = parts.infos[name].dtype, scale_of(name, parts)
+    if dtype in FLOATS and scale is not None:
+        raise parts.refused(name, f"is {dtype} with {scale!r} beside it, and whether that is applied is not known")
+    if dtype not in FLOATS and not dtype.startswith("F8_"):
+        raise parts.refused(name, f"is of {dtype}, which no known format of compressed-tensors is")
+
+
 # -- 4-bit floats --------------------------------------------------------------------------------
 
 
@@ -43,12 +98,11 @@ def _floats(name: str, stem: str, parts: Parts) -> Packed:
     def rows(start: int, stop: int) -> Tensor:
         library = compressed_tensors(name, "compressors")
         quantization = compressed_tensors(name, "quantization")
-        local = {
-            "weight_packed": parts.rows(name, start, stop),
-            "weight_scale": parts.rows(scale, start, stop).view(torch.float8_e4m3fn if nvidia else torch.uint8),
-        }
+        scales = parts.rows(scale, start, stop).view(torch.float8_e4m3fn if nvidia else torch.uint8)
+        parts.sound(name, scale, scales.float() if nvidia else powers_of_two(scales))
+        local = {"weight_packed": parts.rows(name, start, stop), "weight_scale": scales}
         if nvidia:
-            local["weight_global_scale"] = parts.whole(factor)
+            local["weight_global_scale"] = parts.sound(name, factor, parts.whole(factor), torch.ones(1))
         arguments = quantization.QuantizationArgs(
             num_bits=4, type="float", strategy="tensor_group" if nvidia else "group", group_size=group, symmetric=True
         )
@@ -90,13 +144,16 @@ def _integers(name: str, stem: str, parts: Parts, scheme: Scheme) -> Packed:
         if zero in parts.infos:  # packed along the rows: a small tensor, read whole
             (packed,) = parts.held(zero)
             zeros = unpack(packed, bits, torch.Size((height, count)), packed_dim=0)[start:stop]
-        columns, strategy = _columns(parts.whole(order), count) if order in parts.infos else None, "group"
+        columns, strategy = _columns(name, order, count, parts) if order in parts.infos else None, "group"
         if columns is not None:  # columns of one group do not lie together: every column with its own scale
             scales, zeros = scales[:, columns], None if zeros is None else zeros[:, columns]
         elif scale.shape == (1,):
             strategy = "tensor"
         elif count == 1:
             strategy = "channel"
+        lie = torch.arange(width) // group if columns is None else torch.arange(width)
+        offsets = values if zeros is None else values - zeros[:, lie]
+        parts.sound(name, scale.name, scales, offsets, lambda s: s[:, lie] if s.ndim == 2 else s, signed=True)
         size = {"size": 1 if columns is not None else group} if strategy == "group" else {}
         arguments = quantization.QuantizationArgs(
             num_bits=bits, type="int", symmetric=zeros is None, strategy=strategy, group_size=size.get("size")
@@ -109,9 +166,14 @@ def _integers(name: str, stem: str, parts: Parts, scheme: Scheme) -> Packed:
     return Packed(stem, words, (height, width), tuple(names), rows)
 
 
-def _columns(order: Tensor, groups: int) -> Tensor | None:
+def _columns(name: str, part: str, groups: int, parts: Parts) -> Tensor | None:
     """The group of every column, None where the file does not use it (it is then filled with -1)."""
-    return None if bool((order < 0).any()) or groups == 1 else order.long()
+    order = parts.whole(part).long()
+    if groups == 1 or bool((order == -1).all()):
+        return None
+    if not torch.equal(order.unique(), torch.arange(groups)):
+        raise parts.refused(name, f"has {groups} groups of columns, and {part!r} does not name just these")
+    return order
 
 
 def _sizes(name: str, parts: Parts, scheme: Scheme, asymmetric: bool) -> tuple[int, int, int]:

@@ -42,7 +42,8 @@ def mxfp4(name: str, parts: Parts, _scheme: Scheme) -> Packed | None:
     def rows(start: int, stop: int) -> Tensor:
         # Exact in bfloat16: two bits of significand and a power of two.
         values = unpack(parts.rows(name, start, stop), torch.bfloat16)
-        values *= powers_of_two(parts.rows(scales, start, stop), torch.bfloat16)[..., None]
+        factors = powers_of_two(parts.rows(scales, start, stop), torch.bfloat16)
+        values *= parts.sound(name, scales, factors)[..., None]
         return values.flatten(-2)
 
     shape = (*info.shape[:-2], info.shape[-2] * GROUP)

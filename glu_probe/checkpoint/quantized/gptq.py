@@ -38,6 +38,8 @@ def gptq(name: str, parts: Parts, scheme: Scheme) -> Packed | None:
         raise parts.misfit(scales, name, f"[groups, {packed[1]}]")
     if order in parts.infos and parts.infos[order].shape != (width,):
         raise parts.misfit(order, name, f"[{width}]")
+    if scheme.settings.get("desc_act") and groups > 1:  # groups of inputs that do not lie together
+        parts.info(order, name)
     size = None if order in parts.infos else _group_size(name, scales, width, parts, scheme)
 
     def rows(start: int, stop: int) -> Tensor:
@@ -45,6 +47,8 @@ def gptq(name: str, parts: Parts, scheme: Scheme) -> Packed | None:
         group = parts.whole(order).long() if size is None else torch.arange(width) // size
         if group.min() < 0 or group.max() >= groups:
             raise parts.refused(name, f"has inputs in groups that are not there, by {order!r}")
+        if len(group.unique()) != groups:
+            raise parts.refused(name, f"has {groups} groups of inputs, of which {order!r} leaves some without any")
         values = _unpack(words[:, start:stop].T, bits)
         all_points = _unpack(points, bits)[:, :height]
         if form == "gptq":
@@ -58,7 +62,7 @@ def gptq(name: str, parts: Parts, scheme: Scheme) -> Packed | None:
                 name,
                 f"is symmetric by the config, but {zeros!r} in the format {form!r} does not hold {2 ** (bits - 1)}",
             )
-        return _scale(values, all_points[:, start:stop].T, factors[:, start:stop].T, group)
+        return _scale(name, scales, parts, values, all_points[:, start:stop].T, factors[:, start:stop].T, group)
 
     names = (name, zeros, scales, *((order,) if order in parts.infos else ()))
     return Packed(f"{stem}weight", f"GPTQ INT{bits} x 1x{size or -(-width // groups)}", (height, width), names, rows)
@@ -88,7 +92,8 @@ def awq(name: str, parts: Parts, scheme: Scheme) -> Packed | None:
         first, last = start // len(_AWQ_PLACES), -(-stop // len(_AWQ_PLACES))
         inside = slice(start - first * len(_AWQ_PLACES), stop - first * len(_AWQ_PLACES))
         values, all_points = (_in_columns(_unpack(packed[:, first:last], 4))[:, inside].T for packed in (words, points))
-        return _scale(values, all_points, factors[:, start:stop].T, torch.arange(width) // size)
+        group = torch.arange(width) // size
+        return _scale(name, scales, parts, values, all_points, factors[:, start:stop].T, group)
 
     return Packed(f"{stem}weight", f"AWQ INT4 x 1x{size}", (height, width), (name, zeros, scales), rows)
 
@@ -132,8 +137,9 @@ def _in_columns(values: Tensor) -> Tensor:
     return values.unflatten(-1, (-1, len(_AWQ_PLACES)))[..., _AWQ_PLACES].flatten(-2)
 
 
-def _scale(values: Tensor, zeros: Tensor, scales: Tensor, group: Tensor) -> Tensor:
+def _scale(name: str, part: str, parts: Parts, values: Tensor, zeros: Tensor, scales: Tensor, group: Tensor) -> Tensor:
     """[out, in] from values [out, in], zeros and scales [out, groups], and the group of every input."""
     whole = (values - zeros[:, group]).float()
+    parts.sound(name, part, scales, whole, lambda s: s[:, group], signed=True)
     whole *= scales.float()[:, group]
     return whole.to(scales.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from torch import Tensor
@@ -111,6 +112,39 @@ class Parts:
             where=found.file,
             hint=f"Expected {expected}: the file is damaged, or its config is of another model",
         )
+
+    def sound(
+        self,
+        name: str,
+        part: str,
+        scales: Tensor,
+        values: Tensor | None = None,
+        spread: Callable[[Tensor], Tensor] = lambda scales: scales,
+        *,
+        signed: bool = False,
+    ) -> Tensor:
+        """The scales, if they can be what the quantiser wrote.
+
+        A scale of 0 is written for a block of zeros. A negative one is written by some quantisers to integers, which
+        reach one step further on that side.
+
+        Args:
+            name, part: of the weight, and of its scales.
+            scales: as read.
+            values: what they will be multiplied with; None to let zeros pass.
+            spread: lays the scales over the values.
+            signed: let negative ones pass.
+
+        Raises:
+            QuantizedWeights: they cannot.
+        """
+        low, high = (float(end) for end in scales.float().aminmax())
+        if not (-inf < low and high < inf) or (low < 0 and not signed):
+            worst = "a negative" if -inf < low <= high < inf else "an infinite" if low == low else "no number as"
+            raise self.refused(name, f"has {worst} scale, in {part!r}")
+        if low <= 0 and values is not None and bool(((spread(scales) == 0) & (values != 0)).any()):
+            raise self.refused(name, f"has values that a scale of 0 erases, in {part!r}")
+        return scales
 
     def refused(self, name: str, what: str) -> QuantizedWeights:
         """For a weight whose scheme has a form that is not decoded here."""

@@ -27,7 +27,7 @@ def fp8(name: str, parts: Parts, scheme: Scheme) -> Packed | None:
     """An 8-bit float weight; None without a scale, which is then refused as meaningless."""
     if parts.infos[name].dtype not in ("F8_E4M3", "F8_E5M2"):
         return None
-    scale = _scale_of(name, parts)
+    scale = scale_of(name, parts)
     return None if scale is None else _scaled(name, scale, None, parts, scheme)
 
 
@@ -35,7 +35,7 @@ def fp4_in_int8(name: str, parts: Parts, scheme: Scheme) -> Packed | None:
     """FP4 experts among FP8 weights: two values a byte, declared as int8."""
     if parts.infos[name].dtype != "I8":
         return None
-    scale = _scale_of(name, parts)
+    scale = scale_of(name, parts)
     if scale is None:
         return None
     if parts.infos[scale].dtype not in _EXPONENTS:
@@ -47,7 +47,7 @@ def int8(name: str, parts: Parts, scheme: Scheme) -> Packed | None:
     """An int8 weight of compressed-tensors, with a zero point beside it or without."""
     if parts.infos[name].dtype != "I8" or not name.endswith(".weight"):
         return None
-    scale = _scale_of(name, parts)
+    scale = scale_of(name, parts)
     if scale is None:
         return None
     zero = f"{name}_zero_point"
@@ -56,7 +56,12 @@ def int8(name: str, parts: Parts, scheme: Scheme) -> Packed | None:
     return _scaled(name, scale, zero if zero in parts.infos else None, parts, scheme)
 
 
-def _scale_of(name: str, parts: Parts) -> str | None:
+def scale_of(name: str, parts: Parts) -> str | None:
+    """The scale beside a weight, None if there is none.
+
+    Raises:
+        QuantizedWeights: there are several.
+    """
     linear = name.endswith(".weight")
     stem = name.removesuffix("weight") if linear else name
     scales = [stem + end for end in (_BESIDE_A_LINEAR if linear else _BESIDE_EXPERTS) if stem + end in parts.infos]
@@ -79,11 +84,12 @@ def _scaled(name: str, scale: str, zero: str | None, parts: Parts, scheme: Schem
     grid = _aligned(beside.shape, shape)
     if grid is None:
         raise parts.misfit(scale, name, "one scale, one for every row, or a grid of blocks")
-    blocks = _blocks(shape, grid, _declared(scheme), exponents)
+    declared = _declared(scheme)
+    blocks = _blocks(shape, grid, declared, exponents)
     if blocks is None:
         raise ShapeMismatch(
             f"{scale!r} is {list(beside.shape)}, which is no grid of blocks over {name!r} {list(shape)}"
-            + (f" with the config's block sizes {_declared(scheme)}" if _declared(scheme) else ""),
+            + (f" with the config's block sizes {declared}" if declared else " of a usual size"),
             where=beside.file,
             hint="The config's quantization_config.weight_block_size decides; the file is damaged, or the config is of "
             "another model",
@@ -109,7 +115,7 @@ def _scaled(name: str, scale: str, zero: str | None, parts: Parts, scheme: Schem
         values = unpack(stored) if fp4 else stored.float()
         if zero is not None:
             values -= spread(zero, start, stop)
-        values *= spread(scale, start, stop)
+        values *= parts.sound(name, scale, spread(scale, start, stop), values, signed=info.dtype == "I8" and not fp4)
         # The libraries give their results in the scale's dtype, and the model runs on those.
         return values if exponents else values.to(FLOATS[beside.dtype])
 
@@ -147,27 +153,29 @@ def _blocks(
 ) -> tuple[int, ...] | None:
     """Sizes of the blocks along every axis; None if they do not cover the weight.
 
-    The number of blocks alone does not tell their size where the last is cut short: it is the declared one, or the
-    usual one. Only a grid that neither fits is taken to divide the weight evenly, and only if nothing is declared.
+    The number of blocks alone does not tell their size where the last is cut short, and fits a grid that lies the wrong
+    way too: the size is the declared one. If nothing is declared it is the usual one, and else only blocks that divide
+    the weight evenly are taken, and only squares and parts of rows. A scale for every column is one of every input,
+    but in stacked experts: without a word of the config it is a scale of the outputs that was turned round.
     """
-    sizes = []
-    for axis, (size, count) in enumerate(zip(shape, grid, strict=True)):
-        if count in (1, size):
-            sizes.append(size if count == 1 else 1)
-            continue
-        place = axis - len(shape) + 2  # 0 for rows, 1 for columns
-        candidates = [block[place] for block in declared] if place >= 0 else []
-        if place >= 0 and not declared:
-            candidates.append(_USUAL_BLOCK)
-        if place == 1 and exponents:
-            candidates.append(GROUP)
-        if not declared and size % count == 0:
-            candidates.append(size // count)
-        fitting = [block for block in candidates if block > 0 and -(-size // block) == count]
-        if not fitting:
-            return None
-        sizes.append(fitting[0])
-    return tuple(sizes)
+    if any(count not in (1, size) for size, count in zip(shape[:-2], grid[:-2], strict=True)):
+        return None
+    stack = tuple(size if count == 1 else 1 for size, count in zip(shape[:-2], grid[:-2], strict=True))
+    (height, width), (down, across) = shape[-2:], grid[-2:]
+    if across == 1 and down in (1, height):
+        return (*stack, height if down == 1 else 1, width)
+    if stack and (down, across) == (1, width):
+        return (*stack, height, 1)
+    sizes = [*declared] or [(_USUAL_BLOCK, _USUAL_BLOCK), (1, _USUAL_BLOCK)]
+    if exponents:
+        sizes.append((1, GROUP))
+    if not declared:
+        even = [size // count for size, count in ((width, across), (height, down)) if count and size % count == 0]
+        sizes += [(1, size) for size in even if size > 1] + [(size, size) for size in even]
+    for rows, columns in sizes:
+        if min(rows, columns) > 0 and (-(-height // rows), -(-width // columns)) == (down, across):
+            return (*stack, min(rows, height), min(columns, width))
+    return None
 
 
 def _words(shape: Sequence[int], blocks: Sequence[int]) -> str:

@@ -7,7 +7,7 @@ as it is stored, for `packed.py` to refuse.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,15 +15,16 @@ import torch
 from torch import Tensor
 
 from ...errors import GluProbeError
-from ..places import is_attention
+from ..packed import is_of_activations
+from ..places import in_attention
 from ..source import StoredSource, TensorInfo, TensorSource
 from .bitnet import bitnet
 from .bnb import bnb_4bit, bnb_int8
-from .compressed import compressed
+from .compressed import compressed, signed_bytes, transformed, unreadable
 from .fp4 import mxfp4
 from .gptq import awq, gptq
 from .parts import Packed, Parts, Scheme
-from .scaled import fp4_in_int8, fp8, int8
+from .scaled import fp4_in_int8, fp8
 
 # Gives the weight that begins with a tensor, None if that tensor is none of its scheme's.
 Decoder = Callable[[str, Parts, Scheme], Packed | None]
@@ -36,7 +37,7 @@ _BY_METHOD: Mapping[str | None, tuple[Decoder, ...]] = {
     "fbgemm_fp8": (fp8,),
     "mxfp8": (fp8,),
     "mxfp4": (mxfp4, fp8),
-    "compressed-tensors": (compressed, fp8, int8),
+    "compressed-tensors": (transformed, compressed, fp8, signed_bytes, unreadable),
     "bitsandbytes": (bnb_4bit, bnb_int8),
     "gptq": (gptq,),
     "awq": (awq,),
@@ -60,7 +61,7 @@ class Dequantised:
         faults: dict[str, GluProbeError] = {}
         decoders = _BY_METHOD.get(scheme.method, ())
         for name in stored if decoders else ():
-            if is_attention(tuple(name.split("."))):
+            if in_attention(name):
                 continue
             try:
                 packed = next(filter(None, (decode(name, parts, scheme) for decode in decoders)), None)
@@ -71,6 +72,12 @@ class Dequantised:
                 continue
             if packed is not None:
                 found[name] = packed
+        for name, other in _unaccounted(stored, found):
+            if name in found:
+                scheme_words = found.pop(name).scheme
+                faults[name] = parts.refused(
+                    name, f"is stored as {scheme_words}, and what {other!r} beside it means is not known"
+                )
         replaced = {part for packed in found.values() for part in packed.parts}
         self._infos: dict[str, TensorInfo] = {}
         for name, info in stored.items():
@@ -101,3 +108,15 @@ class Dequantised:
     def provenance(self) -> dict[str, Any]:
         """The files."""
         return self._source.provenance()
+
+
+def _unaccounted(stored: Iterable[str], found: Mapping[str, Packed]) -> Iterator[tuple[str, str]]:
+    """Packed weights, and a part of theirs that no decoder has looked at: for a weight X, what is called X_part."""
+    owners = {packed.name: name for name, packed in found.items()}
+    parts = {part for packed in found.values() for part in packed.parts}
+    for name in stored:
+        for at, sign in enumerate(name):
+            if sign == "_" and name[:at] in owners and name not in parts:
+                if name[at + 1 :] != "bias" and not is_of_activations(name[at + 1 :]):
+                    yield owners[name[:at]], name
+                break
