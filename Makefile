@@ -14,7 +14,8 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 test: $(READY) lint  ## everything, the two real models included
 	$(ONE_THREAD) $(BIN)/python -m pytest -n auto -q -m "not slow"
-	$(BIN)/python -m pytest -q -m slow
+	$(ONE_THREAD) $(BIN)/python -m pytest -n auto -q -m slow --ignore=tests/test_real_models.py
+	$(BIN)/python -m pytest -q tests/test_real_models.py
 	$(BIN)/python -m pytest --nbmake --nbmake-timeout=300 -q notebooks -W ignore
 
 quick: $(READY)  ## the tests that need no pretrained model

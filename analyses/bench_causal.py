@@ -73,7 +73,9 @@ def main() -> None:
     tokens = int(frame["n_tokens"].iloc[0] + frame["n_sequences"].iloc[0])
     plain, runs = (before + after) / 2 * tokens, len(names) * (2 if options.spare else 1)
     print(f"{torch.get_num_threads()} threads, {depth} layers, {tokens} tokens in sequences of {options.length}")
-    print(f"a plain forward pass with its loss: {plain:.2f} s (before {before * tokens:.2f}, after {after * tokens:.2f})")
+    print(
+        f"a plain forward pass with its loss: {plain:.2f} s (before {before * tokens:.2f}, after {after * tokens:.2f})"
+    )
     print(
         f"a sweep of one intervention over all layers: {watch.seconds / runs:.1f} s "
         f"= {watch.seconds / runs / plain / depth:.3f} x layers forward passes"
