@@ -1,9 +1,9 @@
 """What does a causal sweep cost, against plain forward passes?
 
 One intervention in every layer in turn needs, done plainly, a forward pass per layer. Replaying only the layers from the
-edited one on saves half of their part; the head, which is a fifth of a small model's arithmetic, is computed every
-time, and the comparison of distributions comes on top. All times are of one run, the plain passes measured before and
-after the sweep on the same batches; only ratios mean anything.
+edited one on saves half of their part; the head, a fifth of a small model's arithmetic, is computed every time, and the
+comparison of distributions comes on top. Plain passes run between the steps of the sweep, so that both meet the same
+machine; only the ratio means anything.
 
     python analyses/bench_causal.py                                   # SmolLM2-135M from PyPI
     python analyses/bench_causal.py MODEL --tokens 4096 --interventions exchange,zero_ablation
@@ -22,32 +22,40 @@ from glu_probe.text.causal import causal
 from glu_probe.text.runs import BATCH_TOKENS
 
 
-def plain_seconds(model: str, tokens: int, length: int) -> tuple[float, int]:
-    """Seconds a token of a forward pass with its loss, the best of three, and the number of layers."""
-    checkpoint = gp.open_checkpoint(model)
-    runner, text = text_model(checkpoint, None, tokens=tokens, length=length)
-    ids = next(text.batches(BATCH_TOKENS))[1]
-    spent = []
-    for _ in range(3):
+class Plain:
+    """Plain forward passes with their loss, between the steps of a sweep."""
+
+    def __init__(self, model: str, length: int) -> None:
+        """Load a second copy of the model."""
+        checkpoint = gp.open_checkpoint(model)
+        self._runner, text = text_model(checkpoint, None, tokens=BATCH_TOKENS, length=length)
+        self._ids = next(text.batches(BATCH_TOKENS))[1]
+        self.depth, self.spent = len(self._runner.bridge.blocks), []
+        self.run()
+        self.spent.clear()
+
+    def run(self) -> None:
+        """One more."""
         started = time.perf_counter()
-        logits = runner.logits(ids)
-        torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
-        spent.append(time.perf_counter() - started)
-        del logits
-    return min(spent) / ids.numel(), len(runner.bridge.blocks)
+        logits = self._runner.logits(self._ids)
+        torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), self._ids[:, 1:].flatten())
+        self.spent.append((time.perf_counter() - started) / self._ids.numel())
 
 
 class Watch:
-    """A progress bar that only looks at the clock."""
+    """Wraps the steps of a sweep: times them, and lets a plain pass run after each."""
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    def __init__(self, plain: Plain) -> None:
+        self._plain, self.seconds = plain, 0.0
 
     def __call__(self, steps):
-        """The steps, timed."""
+        """The steps."""
         started = time.perf_counter()
-        yield from steps
-        self.seconds = time.perf_counter() - started
+        for step in steps:
+            yield step
+            self.seconds += time.perf_counter() - started
+            self._plain.run()
+            started = time.perf_counter()
 
 
 def main() -> None:
@@ -62,25 +70,20 @@ def main() -> None:
     model = options.model or gp.sample_models.fetch(gp.sample_models.SMOLLM2)
     names = options.interventions.split(",")
 
-    before, depth = plain_seconds(model, options.tokens, options.length)
-    watch, started = Watch(), time.perf_counter()
+    plain = Plain(model, options.length)
+    watch, started = Watch(plain), time.perf_counter()
     frame = causal(
         model, interventions=names, tokens=options.tokens, calibration=options.tokens, length=options.length,
         spare=options.spare, progress=watch,
     )  # fmt: skip
-    whole = time.perf_counter() - started
-    after, _ = plain_seconds(model, options.tokens, options.length)
     tokens = int(frame["n_tokens"].iloc[0] + frame["n_sequences"].iloc[0])
-    plain, runs = (before + after) / 2 * tokens, len(names) * (2 if options.spare else 1)
-    print(f"{torch.get_num_threads()} threads, {depth} layers, {tokens} tokens in sequences of {options.length}")
-    print(
-        f"a plain forward pass with its loss: {plain:.2f} s (before {before * tokens:.2f}, after {after * tokens:.2f})"
-    )
-    print(
-        f"a sweep of one intervention over all layers: {watch.seconds / runs:.1f} s "
-        f"= {watch.seconds / runs / plain / depth:.3f} x layers forward passes"
-    )
-    print(f"with loading, calibration and the clean run: {whole:.1f} s for {runs} sweeps")
+    forward, sweeps = sum(plain.spent) / len(plain.spent) * tokens, len(names) * (2 if options.spare else 1)
+    rest = time.perf_counter() - started - watch.seconds - forward * plain.depth
+    one = watch.seconds / sweeps
+    print(f"{torch.get_num_threads()} threads, {plain.depth} layers, {tokens} tokens in sequences of {options.length}")
+    print(f"a plain forward pass with its loss: {forward:.2f} s")
+    print(f"a sweep of one intervention: {one:.1f} s = {one / forward / plain.depth:.3f} x layers forward passes")
+    print(f"loading, calibration and the clean run: {rest:.1f} s, once for all {sweeps} sweeps")
 
 
 if __name__ == "__main__":

@@ -550,7 +550,9 @@ def causal_profile(costs: pd.DataFrame, *, value: str = "kl", ax: Axes | None = 
     names = [row.split(",")[0] for row in table.index]
     colours = iter(sns.color_palette("colorblind", len(table)))
     for number, (row, name) in enumerate(zip(table.index, names, strict=True)):
-        colour = "black" if name in _YARDSTICKS else next(colours)
+        colour = (
+            ("black" if row == table.index[names.index(name)] else "0.55") if name in _YARDSTICKS else next(colours)
+        )
         if errors is not None:
             band = errors.loc[row].to_numpy(dtype=float)
             low = np.maximum(values[number] - band, floor)

@@ -311,3 +311,132 @@ def test_ls_explains_the_columns_of_text(run):
         "output_energy_text",
     ):
         assert f"\n{name} " in out
+
+
+# -- causal ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def causal(run, tmp_path):
+    """Run the command on a tiny model and text; further arguments go behind."""
+    from .text.tiny_models import save, words
+
+    model = save(tmp_path / "tiny", "llama")
+    (tmp_path / "text.txt").write_text(words(400))
+    short = ["--text", tmp_path / "text.txt", "--length", 32, "--tokens", 128, "--calibration", 128]
+    return lambda *more, out=tmp_path / "out": run("causal", model, "-o", out, *short, *more)
+
+
+def test_causal(causal, tmp_path):
+    import pandas as pd
+
+    code, out, err = causal("--interventions", "identity, exchange,zero_ablation")
+    assert code == 0, err
+    assert "the runs take about" in err
+    lines = {line.split()[0]: line.split() for line in out.splitlines() if line[:1].isalpha()}
+    assert lines["identity"][1:4] == ["0", "0", "0"]
+    assert float(lines["exchange"][2]) > 0
+    written = {
+        path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()
+    }
+    assert written == {
+        "causal.parquet", "causal.csv", "provenance.json", "figures/causal_heatmap.png", "figures/causal_profile.png",
+        "figures/causal_heatmap_spared.png",
+    }  # fmt: skip
+    frame = pd.read_parquet(tmp_path / "out/causal.parquet")
+    assert len(frame) == 9
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "out/causal.csv")[["kl"]], frame[["kl"]])
+    provenance = json.loads((tmp_path / "out/provenance.json").read_text())
+    assert provenance["model_type"] == "llama"
+    assert provenance["command"][0] == "glu-probe"
+    assert provenance["text"]["sequences"] == provenance["calibration"]["sequences"] == 4
+
+
+def test_causal_options_are_heeded(causal, tmp_path):
+    code, out, err = causal(
+        "--interventions", "exchange", "--layers", "1:3", "--together", "--spare", 0, "--first-position", "--seed", 4,
+        "--dtype", "bfloat16", "--subset", "exchange_asymmetry:0.2", "--no-figures", "--json",
+    )  # fmt: skip
+    assert code == 0, err
+    facts = json.loads(out)
+    assert [row["layers"] for row in facts["costs"]] == ["1-2"] * 2
+    assert facts["costs"][0]["neurons"] == "top 20 % by exchange_asymmetry"
+    assert facts["costs"][0]["kl_spared"] is None
+    options = facts["provenance"]["options"]
+    assert (options["first_position"], options["dtype"], options["seed"]) == (True, "bfloat16", 4)
+    assert not (tmp_path / "out/figures").exists()
+
+
+def test_causal_by_a_measure_on_text(causal):
+    rows = json.loads(causal("--interventions", "exchange", "--subset", "exchange_asymmetry_text:0.1", "--json")[1])[
+        "costs"
+    ]
+    assert len(rows) == 6
+    assert rows[0]["neurons"] == "top 10 % by exchange_asymmetry_text"
+
+
+def test_causal_goes_on_where_it_was_interrupted(causal, tmp_path, monkeypatch):
+    from glu_probe.text import runs
+
+    whole = json.loads(causal("--interventions", "exchange", "--json", out=tmp_path / "whole")[1])["costs"]
+    real, calls = runs.Runs.costs, []
+
+    def stopping(self, target, cases, index):
+        calls.append(target.layers)
+        if calls.count("1") == 1:
+            raise KeyboardInterrupt
+        return real(self, target, cases, index)
+
+    monkeypatch.setattr(runs.Runs, "seconds", lambda *_: 1.0)
+    monkeypatch.setattr(runs.Runs, "costs", stopping)
+    code, out, err = causal("--interventions", "exchange")
+    assert code == 130
+    assert f"interrupted: 1 finished in {tmp_path / 'out/parts'}: the same command goes on from there" in err
+    assert out == ""
+    code, _, err = causal("--interventions", "zero_ablation")
+    assert code == 2
+    assert "parts of another run: interventions differs" in err
+    calls.append("1")
+    code, out, _ = causal("--interventions", "exchange", "--json")
+    assert code == 0
+    assert calls == ["0", "1", "1", "1", "2"]
+    assert json.loads(out)["costs"] == whole
+    assert not (tmp_path / "out/parts").exists()
+
+
+def test_causal_interrupted_at_once_leaves_nothing(causal, tmp_path, monkeypatch):
+    from glu_probe.text import language_model
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(language_model.LanguageModel, "load", stop)
+    code, _, err = causal()
+    assert code == 130
+    assert "interrupted: nothing was finished" in err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--interventions", "swap"], "there is no intervention 'swap'"),
+    (["--subset", "exchange_asymmetry"], "subset 'exchange_asymmetry' is not understood"),
+    (["--subset", "exchange_asymmetry:0.9"], "is not understood"),
+    (["--subset", "nothing:0.1"], "no column 'nothing'"),
+    (["--layers", "9"], "there is no layer 9"),
+    (["--dtype", "float8"], "dtype is 'float8'"),
+])  # fmt: skip
+def test_causal_with_wrong_options(causal, tmp_path, arguments, said):
+    code, out, err = causal(*arguments)
+    assert code == 2
+    assert said in err
+    assert out == ""
+    assert not (tmp_path / "out").exists()
+
+
+def test_ls_interventions(run):
+    from glu_probe.text.interventions import INTERVENTIONS
+
+    code, out, _ = run("ls", "interventions")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == list(INTERVENTIONS)
+    assert [row["name"] for row in json.loads(run("ls", "interventions", "--json")[1])] == list(INTERVENTIONS)

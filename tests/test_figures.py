@@ -284,3 +284,95 @@ def test_text_scatter_has_the_line_where_both_agree(ax):
     assert line[0, 0] < line[1, 0]
     with pytest.raises(BadOption, match="exchange_asymmetry"):
         gp.figures.text_scatter(frame)
+
+
+def costs(layers: int, *, subsets: bool = False, negative: bool = False) -> pd.DataFrame:
+    """A frame of `causal` whose KL is (layer + 1) * (intervention + 1) / 1000; one value is missing."""
+    names = ["identity", "exchange", "zero_ablation", "mean_ablation"]
+    rows = [
+        {"model": "m", "layers": str(layer), "expert": None, "neurons": which, "intervention": name,
+         "kl": 0.0 if name == "identity" else (layer + 1) * (number + 1) / 1000, "kl_se": 1e-4,
+         "delta_loss": (-1 if negative and layer == 1 else 1) * number / 100, "delta_loss_se": 1e-3}
+        for layer in range(layers)
+        for which in (["top 10 % by x", "random of equal energy"] if subsets else ["all"])
+        for number, name in enumerate(names)
+    ]  # fmt: skip
+    frame = pd.DataFrame(rows).astype({"expert": "string"})
+    frame.loc[(frame["layers"] == "1") & (frame["intervention"] == "exchange"), "kl"] = np.nan
+    return frame
+
+
+@pytest.mark.parametrize("layers", [3, 18, 80])
+def test_causal_heatmap(layers, ax):
+    assert gp.figures.causal_heatmap(costs(layers), ax=ax) is ax
+    mesh = ax.collections[0]
+    values = mesh.get_array()
+    assert values.shape == (4, layers)
+    assert np.argwhere(np.ma.getmaskarray(values)).tolist() == [[1, 1]]
+    assert values[2, 2] == pytest.approx(0.009)
+    most = 0.004 * layers  # a decade of colours at least
+    assert (mesh.norm.vmin, mesh.norm.vmax) == pytest.approx((min(0.002, most / 10), most))
+    assert isinstance(mesh.norm, mpl.colors.LogNorm)
+    assert (values[0] == mesh.norm.vmin).all()  # what costs nothing is at the end of the scale, not missing
+    assert [label.get_text() for label in ax.get_yticklabels()] == [
+        "identity",
+        "exchange",
+        "zero_ablation",
+        "mean_ablation",
+    ]
+    assert tick_labels(ax) == [str(position) for position in label_positions(layers)]
+    assert ax.get_title(loc="right") == "grey: missing"
+
+
+def test_causal_heatmap_of_losses_that_fall(ax):
+    gp.figures.causal_heatmap(costs(3, negative=True), value="delta_loss", ax=ax)
+    mesh = ax.collections[0]
+    assert (mesh.norm.vmin, mesh.norm.vmax) == pytest.approx((-0.03, 0.03))
+    assert mesh.get_array()[3, 1] == pytest.approx(-0.03)
+    assert not np.ma.getmaskarray(mesh.get_array()).any()
+
+
+def test_causal_profile_lines_and_bands(ax):
+    assert gp.figures.causal_profile(costs(18), ax=ax) is ax
+    lines = {line.get_label(): line for line in ax.lines}
+    assert set(lines) == {"exchange", "zero_ablation", "mean_ablation"}
+    assert lines["zero_ablation"].get_linestyle() == "--"
+    assert lines["mean_ablation"].get_linestyle() == ":"
+    np.testing.assert_allclose(lines["zero_ablation"].get_ydata(), 0.003 * np.arange(1, 19))
+    assert np.isnan(lines["exchange"].get_ydata()[1])
+    assert ax.get_yscale() == "log"
+    assert len(ax.collections) == 3
+    band = ax.collections[1].get_paths()[0].vertices
+    assert (band[:, 1].min(), band[:, 1].max()) == pytest.approx((0.003 - 1e-4, 0.054 + 1e-4))
+
+
+def test_causal_profile_without_errors_and_with_losses_that_fall(ax):
+    gp.figures.causal_profile(costs(3, negative=True).drop(columns="delta_loss_se"), value="delta_loss", ax=ax)
+    assert ax.get_yscale() == "symlog"
+    assert len(ax.collections) == 0
+
+
+def test_costs_of_subsets_have_lines_of_their_own(ax):
+    gp.figures.causal_profile(costs(3, subsets=True), ax=ax)
+    assert len(ax.lines) == 6
+    zero = [line.get_color() for line in ax.lines if line.get_label().startswith("zero_ablation")]
+    assert zero == ["black", "0.55"]
+
+
+def test_experts_of_one_layer_have_columns_of_their_own(ax):
+    frame = pd.concat([costs(2), costs(2).assign(expert="shared")])
+    gp.figures.causal_heatmap(frame, ax=ax)
+    assert tick_labels(ax) == ["0", "1", "0 shared", "1 shared"]
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (lambda f: f.assign(model=[*"ab"] * (len(f) // 2)), "2 models"),
+    (lambda f: f.drop(columns="kl"), "no column 'kl'"),
+    (lambda f: f.assign(kl=np.nan), "every value of kl is missing"),
+    (lambda f: pd.concat([f, f]), "several rows"),
+    (lambda f: f[:0], "no rows"),
+])  # fmt: skip
+@pytest.mark.parametrize("draw", [gp.figures.causal_heatmap, gp.figures.causal_profile])
+def test_costs_that_cannot_be_drawn(draw, change, said, ax):
+    with pytest.raises(BadOption, match=said):
+        draw(change(costs(3)), ax=ax)

@@ -36,6 +36,7 @@ from .runs import BATCH_TOKENS, Case, Cost, Runs
 from .targets import PerNeuron, Target, ranking, targets_of, with_subsets
 
 DEFAULT = tuple(name for name in INTERVENTIONS if name != "identity")
+_RANKING_TOKENS = 1024  # enough to tell which neurons change most
 _NAMED = 8  # neurons that a row names
 
 Progress = Callable[[Iterable[Any]], Iterable[Any]]
@@ -93,7 +94,7 @@ def causal(
         energy_share and other_energy_share (of the MLPs' output energy, the part of the neurons edited and that of the
         subset they are compared with), intervention, gauge; delta_loss and kl, nats a token, with standard errors
         `_se`: change of the next-token loss, and KL(clean || changed) over all positions; output_gap: energy of
-        the change of the MLPs' output over that of the output, on a sequence of every batch; the same columns with
+        the change of the MLPs' output over that of the output, on every eighth position; the same columns with
         suffix `_spared`, missing where nothing is spared; spared (how many neurons), top_neurons (those whose change has the
         most energy), n_tokens (with a loss) and n_sequences. `attrs` says what was run: "text", "calibration",
         "clean_loss" in nats a token, "options" and "versions".
@@ -264,24 +265,27 @@ class _Job:
 
     def _changes(self, fits: Mapping[Site, Fitted]) -> dict[Site, dict[str, PerNeuron]]:
         """E[(change of the coefficient)^2] |v|^2 of every neuron under every intervention, on some calibration text."""
-        out: dict[Site, dict[str, PerNeuron]] = {}
         names = dict.fromkeys((*self._names, "zero_ablation"))
+        sums = {site: {name: torch.zeros(site.d_mlp, dtype=torch.float64) for name in names} for site in self._sites}
 
         def add(site: Site, a: Tensor, b: Tensor) -> None:
             a, b = _flat(a, self._first), _flat(b, self._first)
-            size = self._runner.value(site).float().square().sum(1)
-            out[site] = {name: (change(name, a, b, fits[site]).square().mean(0) * size).cpu() for name in names}
+            for name, total in sums[site].items():
+                total += change(name, a, b, fits[site]).square().sum(0).cpu()
 
-        self._listen(self._fitting, add, batches=1)
-        return out
+        count = self._listen(self._fitting, add, at_most=_RANKING_TOKENS)
+        sizes = {site: self._runner.value(site).float().square().sum(1).cpu() / count for site in self._sites}
+        return {site: {name: total * sizes[site] for name, total in one.items()} for site, one in sums.items()}
 
     @torch.no_grad()
-    def _listen(self, text: Tokens, add: Callable[[Site, Tensor, Tensor], None], batches: int | None = None) -> None:
-        for number, (_, ids) in enumerate(text.batches(BATCH_TOKENS)):
-            if number != batches:
+    def _listen(self, text: Tokens, add: Callable[[Site, Tensor, Tensor], None], at_most: float = math.inf) -> int:
+        """Hand over the branches of a text, or of a beginning of it; returns the number of positions that take part."""
+        seen = count = 0
+        for _, ids in text.batches(BATCH_TOKENS):
+            if seen < at_most:
                 self._runner.listen(ids, self._sites, add)
-            else:
-                break
+                seen, count = seen + ids.numel(), count + ids[:, self._first :].numel()
+        return count
 
 
 def _part(target: Target) -> str:

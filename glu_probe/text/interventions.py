@@ -152,4 +152,4 @@ def change(name: str, a: Branch, b: Branch, fitted: Fitted) -> Branch:
     """New coefficient less the old one, for a and b as the model computes them; exactly 0 for identity."""
     one, gauge = INTERVENTIONS[name], fitted.gauge.to(b)
     canonical = b * gauge
-    return (one.rule(a, canonical, fitted) - _own(a, canonical, fitted)) * one.way / gauge
+    return (one.rule(a, canonical, fitted) - _own(a, canonical, fitted)).mul_(one.way / gauge)

@@ -8,6 +8,7 @@ MLP's output.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -186,6 +187,7 @@ class LanguageModel:
         The order is that of the layers; tensors belong to the model and must not be changed.
         """
         sites, held = list(sites), {}
+        left = set(sites)
 
         def hear(tensor: Tensor, hook: Any, *, site: Site, listener: Listener, name: str) -> None:
             held[name] = tensor
@@ -194,13 +196,16 @@ class LanguageModel:
             a, b = (held.pop(branch).reshape(*ids.shape, -1) for branch in (listener.gate, listener.up))
             on_a, on_b, _ = listener.multipliers
             receive(site, a if on_a == 1 else a * on_a, b if on_b == 1 else b * on_b)
+            left.discard(site)
+            if not left:
+                raise _Heard
 
         hooks = []
         for site in sites:
             listener = self.listeners[site]
             for name in (listener.gate, listener.up):
                 hooks.append((name, partial(hear, site=site, listener=listener, name=name)))
-        self._run(ids, hooks, stop=max(site.layer for site in sites) + 1)
+        self._run(ids, hooks)
 
     def check(self, ids: Int[Tensor, "batch position"], sites: Iterable[Site]) -> dict[Site, float]:
         """Largest relative difference between the factors' and the model's own a, b, S(a) b and output, by MLP.
@@ -227,6 +232,8 @@ class LanguageModel:
 
         def compare(tensor: Tensor, hook: Any, *, site: Site) -> None:
             found[site] = self._difference(site, reader, held | {self.listeners[site].output: tensor})
+            if len(found) == len(sites):
+                raise _Heard
 
         hooks, wanted = [], {}
         for site in sites:
@@ -236,7 +243,7 @@ class LanguageModel:
                 wanted[name] = partial(keep, name=name)
             hooks.append((listener.output, partial(compare, site=site)))
         # what is kept first: a shared expert's hooks fire within its block's
-        self._run(ids[:1, :_CHECKED], [*wanted.items(), *hooks], stop=max(site.layer for site in sites) + 1)
+        self._run(ids[:1, :_CHECKED], [*wanted.items(), *hooks])
         return found
 
     def _difference(self, site: Site, reader: Checkpoint, held: dict[str, Tensor]) -> float:
@@ -287,16 +294,16 @@ class LanguageModel:
         )
 
     @torch.inference_mode()
-    def _run(self, ids: Tensor, hooks: Sequence[tuple[str, Callable]], stop: int | None = None) -> None:
-        count = len(self.bridge.blocks)
-        self.bridge.run_with_hooks(
-            ids.to(self.device),
-            return_type=None,
-            prepend_bos=False,
-            fwd_hooks=list(hooks),
-            use_cache=False,
-            **({"stop_at_layer": stop} if stop is not None and stop < count else {}),
-        )
+    def _run(self, ids: Tensor, hooks: Sequence[tuple[str, Callable]]) -> None:
+        """Run until a hook says that it has heard enough: what comes behind, predictions too, costs time for nothing."""
+        with contextlib.suppress(_Heard):
+            self.bridge.run_with_hooks(
+                ids.to(self.device), return_type=None, prepend_bos=False, fwd_hooks=list(hooks), use_cache=False
+            )
+
+
+class _Heard(Exception):
+    """All that was to be heard was."""
 
 
 def _relative(found: Tensor, expected: Tensor) -> float:

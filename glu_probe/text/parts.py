@@ -17,6 +17,7 @@ from ..errors import BadOption
 from ..report import prepare_directory, software_versions, write_text
 
 _RUN = "run.json"
+_SHOWN = 3  # differences to another run
 
 
 class Parts:
@@ -48,9 +49,12 @@ class Parts:
                 )  # fmt: skip
             write_text(self._directory / _RUN, json.dumps(facts, indent=2) + "\n")
         elif known != facts:
-            different = [name for name in {**facts, **known} if facts.get(name) != known.get(name)]
+            before, now = _leaves(known), _leaves(facts)
+            words = [
+                _difference(n, before.get(n), now.get(n)) for n in {**now, **before} if before.get(n) != now.get(n)
+            ]
             raise BadOption(
-                f"these are parts of another run: {', '.join(_difference(n, known.get(n), facts.get(n)) for n in different)}",
+                f"these are parts of another run: {', '.join(words[:_SHOWN])}",
                 where=self._directory,
                 hint="Go on with the options of that run, give another directory, or remove this one",
             )
@@ -90,8 +94,16 @@ def _read(path: Path) -> Any:
         raise BadOption("this is no file of a run", where=path, hint="Remove it") from None
 
 
+def _leaves(facts: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Nested facts by names of several words."""
+    out = {}
+    for name, value in facts.items():
+        out |= _leaves(value, f"{above}{name} ") if isinstance(value, Mapping) else {f"{above}{name}": value}
+    return out
+
+
 def _difference(name: str, before: Any, now: Any) -> str:
-    if any(isinstance(value, (Mapping, list)) or len(str(value)) > 40 for value in (before, now)):
+    if any(isinstance(value, list) or len(str(value)) > 40 for value in (before, now)):
         return f"{name} differs"
     return f"{name} was {before!r} and is {now!r}"
 

@@ -23,8 +23,9 @@ from .replay import Replayer, Residual, cross_entropies, probabilities
 from .targets import Place, Target
 
 BATCH_TOKENS = 1024
-_CHECKED = 64  # tokens on which every target's identity is checked
-_LOGITS = 1 << 24  # numbers of logits at once
+_CHECKED = 16  # tokens on which every target's identity is checked
+_EVERY = 8  # one position in so many is enough for the energies of outputs
+_LOGITS = 1 << 25  # numbers of logits at once
 _HEAD_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 0.1, torch.float16: 2e-2}
 
 
@@ -43,7 +44,8 @@ class Cost:
     Attributes:
         loss, divergence: [sequence] sums over its tokens, nats.
         losses, positions: [sequence] numbers of tokens that have them.
-        gap, output: energies of the change of the MLPs' outputs, and of those outputs, where they are edited.
+        gap, output: energies of the change of the MLPs' outputs, and of those outputs, on every
+            eighth position that is edited.
     """
 
     loss: np.ndarray
@@ -154,7 +156,7 @@ class Runs:
 
     def _rows(self, ids: Tensor) -> Iterator[slice]:
         """A few tokens of a batch at a time."""
-        step = max(64, _LOGITS // self._vocabulary)
+        step = 1 << max(6, (_LOGITS // self._vocabulary).bit_length() - 1)  # batches are often powers of 2 too
         return (slice(start, start + step) for start in range(0, ids.numel(), step))
 
     def _head(self, stream: Residual, ids: Tensor, rows: slice) -> Tensor:
@@ -175,11 +177,12 @@ class Runs:
             listener, shape = self._runner.listeners[site], (*clean.ids.shape, -1)
             on_a, on_b, _ = listener.multipliers
             a, b = held.pop(listener.gate).reshape(shape) * on_a, held.pop(listener.up).reshape(shape) * on_b
-            delta = edits[site](a.float(), b.float()) / on_b
+            delta = edits[site](a.float(), b.float()).div_(on_b)
             delta[:, : self._first] = 0
             product = tensor.reshape(shape).float()
-            for place, coefficients in enumerate((delta, product)):  # of one sequence: it need not be exact
-                energies[place] += (coefficients[0, self._first :] @ self._value(site)).double().square().sum().item()
+            for place, coefficients in enumerate((delta, product)):
+                some = coefficients[:, self._first :: _EVERY] @ self._value(site)
+                energies[place] += some.double().square().sum().item()
             return (product + delta).to(tensor).reshape(tensor.shape)
 
         hooks = []
@@ -203,7 +206,7 @@ class Runs:
             for where, neuron in case.spared:
                 if where == site:
                     mask[neuron] = 0
-            edits[site] = partial(_masked, mask.to(self._runner.device), case.intervention, self._fits[site])
+            edits[site] = partial(_edit, case.intervention, self._fits[site], mask.to(self._runner.device))
         return edits
 
     # -- costs -------------------------------------------------------------------------------------
@@ -296,8 +299,8 @@ class Runs:
         )
 
 
-def _masked(mask: Tensor, name: str, fits: Fitted, a: Tensor, b: Tensor) -> Tensor:
-    return change(name, a, b, fits) * mask
+def _edit(name: str, fits: Fitted, mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return change(name, a, b, fits).mul_(mask)
 
 
 def _following(ids: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ Place = tuple[Site, int]  # a neuron
 
 _CLOSE = 0.01  # energies of a subset and its control differ by less, if that can be had
 _JITTER = 2  # places to either side of the neuron of nearest energy
-_SWAPS = 1000
+_SWAPS = 100
 _RANKED = 64  # neurons of an MLP
 
 
@@ -169,15 +169,22 @@ def _top_and_control(
 
 
 def _balance(control: list[int], left: list[int], energy: np.ndarray, wanted: float, rng: np.random.Generator) -> None:
-    """Swap random neurons of the control for others until its energy is as wanted, or no swap brings it nearer."""
+    """Swap neurons of the control for others until its energy is as wanted, or no swap brings it nearer."""
     for _ in range(_SWAPS if left else 0):
         gap = wanted - energy[control].sum()
         if abs(gap) <= _CLOSE * wanted:
             return
-        place = int(rng.integers(len(control)))
-        at = int(np.abs(energy[left] - energy[control[place]] - gap).argmin())
-        if abs(gap - (energy[left[at]] - energy[control[place]])) < abs(gap):
-            control[place], left[at] = left[at], control[place]
+        left.sort(key=lambda neuron: energy[neuron])
+        inside, outside = energy[control], energy[left]
+        above = np.minimum(np.searchsorted(outside, inside + gap), len(left) - 1)
+        near = np.stack([np.maximum(above - 1, 0), above])  # [2, control]: of which one fits best
+        gaps = np.abs(gap - (outside[near] - inside))
+        fitting = np.argwhere(gaps <= _CLOSE * wanted)
+        side, place = rng.choice(fitting) if len(fitting) else np.unravel_index(gaps.argmin(), gaps.shape)
+        if not gaps[side, place] < abs(gap):
+            return
+        at = near[side, place]
+        control[place], left[at] = left[at], control[place]
 
 
 def ranking(target: Target, changes: Mapping[Site, PerNeuron]) -> list[Place]:

@@ -301,3 +301,16 @@ def test_logits_are_those_of_transformers(directories):
     listener = runner.listeners[runner.heard()[0]]
     changed = runner.logits(IDS, [(listener.product, lambda tensor, hook: 0 * tensor)])
     assert (changed - runner.logits(IDS)).abs().max() > 1e-3
+
+
+def test_listening_stops_behind_the_last_mlp_and_leaves_no_hooks(directories):
+    runner, reached = loaded(directories("llama")), []
+    for name in ("blocks.1.hook_in", "blocks.2.hook_in", "unembed.hook_in"):
+        point = runner.bridge.hook_dict[name]
+        point.register_forward_hook(lambda module, args, out, name=name: reached.append(name))
+    runner.listen(IDS, runner.heard([0, 1]), lambda *_: None)
+    assert reached == ["blocks.1.hook_in"]
+    reached.clear()
+    runner.check(IDS, runner.heard())
+    assert reached == ["blocks.1.hook_in", "blocks.2.hook_in"]
+    assert not any(point.fwd_hooks for point in runner.bridge.hook_dict.values())
