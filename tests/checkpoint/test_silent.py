@@ -317,6 +317,12 @@ def test_norms_of_the_mlp_that_the_family_does_not_have(norm, tmp_path):
     assert norm in gp.open_checkpoint(path, fold_norm=False).layer(0).functional_note()
 
 
+def test_a_norm_in_front_where_the_family_has_none(tmp_path):
+    path = write_gguf(tmp_path, gguf_named(llama_tensors(layers=2)), "olmo2")
+    with pytest.raises(LayoutUnknown, match="ffn_norm, norms beside the MLP"):
+        gp.open_checkpoint(path).describe()
+
+
 def test_biases_that_the_config_has_and_the_file_has_not(tmp_path):
     config = llama_config(num_hidden_layers=2, mlp_bias=True)
     assert any("mlp_bias" in note for note in opened(tmp_path, llama_tensors(layers=2), config).notes)
