@@ -43,7 +43,8 @@ def open_checkpoint(
         fold_post_norm: fold the gain of a norm on the MLP's output into value.
         family: name of the family whose rules apply, instead of the config's model_type.
         fused_layout: "gate-first", "up-first" or "interleaved", for fused tensors of families not in the table.
-        activation: name of the activation, instead of the config's.
+        activation: name of the activation, instead of the config's. These three are about the language model (and its
+            encoder); towers for pictures or sound are read as the config says.
         expert_layout: "rows" if the stacked experts of a layer are [out, in], as linear layers are, "columns" if they
             are [in, out]; for tensors whose shape fits both.
 
