@@ -11,22 +11,20 @@ import contextlib
 import importlib.metadata
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from .activations import Activation
 from .checkpoint.checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.places import locate, pattern
-from .checkpoint.rules import MLPRules
-from .comparison import compare, input_of, normalised, stream_of
 from .errors import BadOption
 from .neurons import GatedLayer, expert_group
 from .reference_model import NotComparable, ReferenceModel, ReferenceModels, function_of
 from .selection import select_layers
+from .verdicts import compare_alone, compare_behind_norm, compare_with_norm_inside, is_rightly_fed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -216,13 +214,13 @@ class _Reference:
         norm = self._norm(mlp, model, row["fed_by"])
         rules = self._folded.rules(mlp.layer, mlp.expert, mlp.tower)
         if norm is not None and norm.startswith(f"{path}."):
-            _compare_with_norm_inside(row, self._layer(self._folded, mlp), rules, module, function, **precise)
+            compare_with_norm_inside(row, self._layer(self._folded, mlp), rules, module, function, **precise)
             return
-        known = _compare_alone(row, self._layer(self._raw, mlp), rules, module, function, **precise)
-        if row["verdict"] == "reproduced" and _is_rightly_fed(row, rules, norm) and norm:
+        known = compare_alone(row, self._layer(self._raw, mlp), rules, module, function, **precise)
+        if row["verdict"] == "reproduced" and is_rightly_fed(row, rules, norm) and norm:
             norm_module = model.filled(norm, self._beside(mlp), self._read)
             layer = self._layer(self._folded, mlp)
-            _compare_behind_norm(row, layer, rules, known, norm, norm_module, module, function, **precise)
+            compare_behind_norm(row, layer, rules, known, norm, norm_module, module, function, **precise)
 
     # -- what belongs to the MLP -----------------------------------------------------------------
 
@@ -294,109 +292,5 @@ class _Reference:
         return fed_by or None if mlp.norm is None else (model.key(mlp.norm) or "").rpartition(".")[0]
 
 
-# -- verdicts ------------------------------------------------------------------------------------
-
-
-def _compare_alone(row, layer: GatedLayer, rules: MLPRules, module, function, seed, double) -> Activation:
-    """The MLP on its own input."""
-    x = input_of(layer, seed)
-    found = compare(layer, x, [module], function, double=double)
-    if found.silent:
-        row["reason"] = "it writes nothing: module and factors give zeros alone"
-        return found.activation
-    row |= {"relative_error": found.error, "exchanged_error": found.exchanged}
-    if found.equal:
-        said = None if layer.activation else f"with --activation {found.activation.name}, which was not known"
-        same = "gate and up are interchangeable here, so this does not tell them apart"
-        row |= {"verdict": "reproduced", "reason": _join(said, same if found.symmetric else None)}
-    elif not found.finite:
-        row["reason"] = "the module's output is not finite"
-    elif layer.activation is None and found.explanation is None:
-        row["reason"] = "with no activation that is known here the factors compute what the module does"
-    elif found.explanation is None and _does_more(rules):
-        row["reason"] = f"the module does more than its neurons: {rules.note}"
-    else:
-        why = found.explanation or "no other reading was found to"
-        row |= {"verdict": "mismatch", "reason": f"the factors do not compute what the module does: {why}"}
-    return found.activation
-
-
-def _is_rightly_fed(row: dict[str, Any], rules: MLPRules, norm: str | None) -> bool:
-    """Whether a norm was folded in, and as far as can be seen the one that the model's MLP reads."""
-    fed_by, claimed = row["fed_by"], rules.norm is not None
-    if not rules.known:
-        fed = f"; the model feeds it from {_within(fed_by)}" if fed_by else ""
-        row["reason"] = _join(row["reason"], f"the norm in front is not known to glu-probe and was not compared{fed}")
-    elif claimed and fed_by is None:
-        row["reason"] = _join(row["reason"], "which norm the model feeds it from could not be seen")
-    elif claimed and fed_by == "" and _does_more(rules):
-        row["reason"] = _join(row["reason"], f"something stands between norm and MLP: {rules.note}")
-    elif fed_by and not claimed:
-        reads = (
-            f"in the model the MLP reads the output of {_within(fed_by)}, which is not folded in (another --family?)"
-        )
-        row |= {"verdict": "mismatch", "reason": reads}
-    elif claimed and fed_by != norm:
-        reads = f"the output of {_within(fed_by)}" if fed_by else "no module's output but the residual stream"
-        folded = f"the norm folded in is {_within(norm) if norm else rules.norm.words}"
-        row |= {
-            "verdict": "mismatch",
-            "reason": f"in the model the MLP reads {reads}, but {folded} (another --family?)",
-        }
-    return claimed and row["verdict"] == "reproduced"
-
-
-def _compare_behind_norm(row, layer, rules, activation, norm, norm_module, module, function, seed, double) -> None:
-    """The MLP behind its norm, on a residual stream."""
-    h, apply = stream_of(layer, seed), function_of(norm_module, routed=False)
-    x = normalised(h, centred=_is_centred(rules))
-    known = replace(layer, activation=activation)
-    found = compare(known, x, [module, norm_module], lambda h: function(apply(h).to(h.dtype)), h, double=double)
-    if found.silent:
-        row["reason"] = _join(row["reason"], f"behind {_within(norm)} it writes nothing, so that one was not compared")
-        return
-    row["folded_error"] = found.error
-    if not found.equal:
-        where = f"{_within(norm)} ({type(norm_module).__name__})"
-        row |= {"verdict": "mismatch", "reason": f"behind its norm the factors differ: {where} is not {layer.norm}"}
-
-
-def _compare_with_norm_inside(row, layer: GatedLayer, rules: MLPRules, module, function, seed, double) -> None:
-    """An MLP whose module begins with its norm: there is no comparison without it."""
-    h = stream_of(layer, seed)
-    x = normalised(h, centred=_is_centred(rules))
-    found = compare(layer, x, [module], function, h, double=double)
-    if found.silent:
-        row["reason"] = "it writes nothing: module and factors give zeros alone"
-        return
-    row |= {"relative_error": found.error, "folded_error": found.error, "exchanged_error": found.exchanged}
-    why = found.explanation or "no other reading was found to"
-    row |= {"verdict": "reproduced"} if found.equal else {
-        "verdict": "mismatch", "reason": f"the factors do not compute what the module with its norm does: {why}",
-    }  # fmt: skip
-
-
-def _does_more(rules: MLPRules) -> bool:
-    """Whether the module is known to do more than the neurons: not a reading that is wrong, and no measure claims it.
-
-    Of a family that is known, and whose norm is, a note can say nothing else.
-    """
-    return rules.known and rules.norm is not None and rules.note is not None
-
-
-def _is_centred(rules: MLPRules) -> bool:
-    return rules.norm is not None and rules.norm.kind == "layer"
-
-
 def _widened(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
-
-
-def _within(path: str) -> str:
-    """A module's path within its layer: what is the same for all layers."""
-    place = locate(f"{path}.weight")
-    return path if place is None else ".".join((*place.block, place.leaf))
-
-
-def _join(*parts: str | None) -> str:
-    return "; ".join(part for part in parts if part)

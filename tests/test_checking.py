@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImage
 import glu_probe as gp
 from glu_probe import cli, comparison
 from glu_probe.checkpoint import rules
+from glu_probe.checkpoint.family import Norm
 from glu_probe.checkpoint.safetensors import SafetensorsFile
 from glu_probe.comparison import TOLERANCE
 from glu_probe.errors import BadOption
@@ -221,28 +223,32 @@ def test_a_gain_of_w_in_place_of_1_plus_w_is_found(tmp_path):
 
 
 @pytest.mark.parametrize(("model_type", "family", "words"), [
-    ("olmo2", "llama", "reads no module's output but the residual stream, but the norm folded in is post_attention_layernorm"),
-    ("gemma2", "gemma", "reads the output of pre_feedforward_layernorm, but the norm folded in is post_attention_layernorm"),
+    ("llama", "cohere", "reads the output of post_attention_layernorm, but the norm folded in is input_layernorm"),
     ("llama", "olmo2", "reads the output of post_attention_layernorm, which is not folded in"),
 ])  # fmt: skip
 def test_a_norm_that_the_mlp_does_not_read_is_found(tmp_path, model_type, family, words):
     """Its module and the MLP's would agree with the factors: only the running model shows that they do not belong."""
-    options = {"activation": "gelu_tanh"} if model_type == "gemma2" else {}
-    if family == "olmo2":  # which wants its own norm to be there
-        options["activation"] = "silu"
-    check = gp.check(save(tmp_path, model_type), family=family, **options)
+    check = gp.check(save(tmp_path, model_type), family=family, activation="silu")
     assert set(check.frame["verdict"]) == {"mismatch"}
     assert all(words in reason for reason in check.frame["reason"])
 
 
+@pytest.mark.parametrize(("norm", "folded"), [
+    (Norm("post_attention_layernorm"), "post_attention_layernorm"),
+    (Norm("not_in_the_file", kind="layer", weight="none"), "LayerNorm, no gain"),
+    (Norm("not_in_the_file", weight="none"), "RMSNorm, no gain"),
+])  # fmt: skip
 @pytest.mark.parametrize("model_type", ["olmo2", "olmo3", "exaone4", "flex_olmo"])
-def test_a_norm_without_weights_that_the_mlp_does_not_read_is_found(tmp_path, model_type):
-    """It has no tensor that would stand elsewhere, and these models have no norm in front of their MLPs."""
+def test_a_norm_where_the_mlp_reads_the_stream_is_found(tmp_path, monkeypatch, model_type, norm, folded):
+    """These models have no norm in front of their MLPs. One without weights has no tensor that would stand elsewhere."""
     experts = {"num_experts": 3, "num_experts_per_tok": 2} if model_type == "flex_olmo" else {}
     assert gp.check(save(tmp_path, model_type, **experts)).ok
-    check = gp.check(tmp_path, family="olmo")
+    family = replace(rules.find_family(model_type, gguf=False, tower="text"), norm=norm, places={})
+    monkeypatch.setattr(rules, "find_family", lambda name, **_: family)
+    check = gp.check(tmp_path)
+    words = f"reads no module's output but the residual stream, but the norm folded in is {folded}"
     assert set(check.frame["verdict"]) == {"mismatch"}
-    assert all("but the norm folded in is LayerNorm, no gain" in reason for reason in check.frame["reason"])
+    assert all(words in reason for reason in check.frame["reason"])
 
 
 def test_verdicts_do_not_hang_on_how_notes_are_worded(tmp_path, monkeypatch):

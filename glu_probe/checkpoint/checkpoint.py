@@ -9,18 +9,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..activations import Activation
-from ..errors import BadOption, ShapeMismatch
+from ..errors import BadOption
 from ..neurons import GatedLayer
 from .factors import FactorReader
 from .family import EXPERT_LAYOUTS, FUSED_ORDERS, FusedOrder
 from .files import OpenedFiles, open_files
-from .layout import Reading, Site, config_width, find_sites
+from .layout import Reading, Site, find_sites
 from .memory import Room, fresh
+from .notes import assumptions, disagreements, refuse_other_widths, without_effect
 from .quantized.parts import scheme_of
 from .ref import parse_ref
 from .rules import Config, MLPRules, Options, TowerRules, decide, gguf_config
 from .source import TensorSource
-from .towers import is_main
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +45,8 @@ def open_checkpoint(
         fold_post_norm: fold the gain of a norm on the MLP's output into value.
         family: name of the family whose rules apply, instead of the config's model_type.
         fused_layout: "gate-first", "up-first" or "interleaved", for fused tensors of families not in the table.
-        activation: name of the activation, instead of the config's.
+        activation: name of the activation, instead of the config's. These three are about the language model (and its
+            encoder); towers for pictures or sound are read as the config says.
         expert_layout: "rows" if the stacked experts of a layer are [out, in], as linear layers are, "columns" if they
             are [in, out]; for tensors whose shape fits both.
 
@@ -95,8 +96,14 @@ class Checkpoint:
             tower: decide(self._config, tower, options, self._inventory.prefixes[tower])
             for tower in dict.fromkeys(site.tower for site in self.sites)
         }
-        self.notes: list[str] = [*opened.notes, *self._disagreements(), *self._inventory.notes, *self._assumptions()]
-        self.notes += self._without_effect()
+        refuse_other_widths(self._inventory, self._config, infos)
+        self.notes: list[str] = [
+            *opened.notes,
+            *disagreements(self._inventory, self._config),
+            *self._inventory.notes,
+            *assumptions(self._inventory, self._config, self._rules),
+            *without_effect(self.sites, options),
+        ]
 
     def __repr__(self) -> str:
         return f"Checkpoint({self.name}: {len(self.sites)} gated MLPs, model_type {self.model_type})"
@@ -134,80 +141,6 @@ class Checkpoint:
     def layers_present(self) -> dict[str, list[int]]:
         """All layers of each tower, those without a gated MLP too."""
         return self._inventory.layers
-
-    def _disagreements(self) -> list[str]:
-        """Where config and tensors differ: an error for the width, a note for what the tensors settle."""
-        config, notes = self._config.of("text", self._inventory.prefixes.get("text", "")), []
-        text = [site for site in self.sites if site.tower == "text"]
-        norms = self._inventory.norm_widths(self._source.infos())
-        width = config_width(config)
-        for site in self.sites:
-            self._refuse_transposed(site, width if site.tower == "text" else None, norms)
-        declared = config.get("intermediate_size")
-        odd = [site for site in text if site.expert is None and isinstance(declared, int) and site.d_mlp != declared]
-        if odd:
-            widths = ", ".join(map(str, sorted({site.d_mlp for site in odd})))
-            notes.append(
-                f"the config says d_mlp is {declared}, but {len(odd)} layers have {widths} (from layer {odd[0].layer} on)"
-            )
-        if config.get("mlp_bias") is True and text and not any("gate_bias" in site.tensors for site in text):
-            notes.append("the config says that the MLPs have biases (mlp_bias), but the file has none")
-        count, present = config.get("num_hidden_layers"), self._inventory.layers.get("text", [])
-        if self._config.gguf and present:  # which count those for predicting further tokens too
-            present = [*present, *self._inventory.layers.get("mtp", [])]
-        if isinstance(count, int) and present and len(present) != count:
-            notes.append(f"the config says {count} layers, but the file has {len(present)}")
-        return notes
-
-    def _without_effect(self) -> list[str]:
-        """Options that decided nothing."""
-        notes = []
-        if self.options.fused_layout and not any(site.fused for site in self.sites if is_main(site.tower)):
-            notes.append("--fused-layout had no effect: no tensor of the language model holds gate and up together")
-        stacked = any(site.storage.startswith("stacked") for site in self.sites)
-        if self.options.expert_layout and not stacked:
-            notes.append("--expert-layout had no effect: no tensor holds all experts of a layer")
-        return notes
-
-    def _refuse_transposed(self, site: Site, width: int | None, norms: dict[tuple[str, int], set[int]]) -> None:
-        """A d_model that the config denies, or that no norm of the layer has while one has the size of d_mlp."""
-        beside = norms.get((site.prefix, site.layer), set())
-        swapped = site.d_mlp in beside and site.d_model not in beside
-        if swapped or (width is not None and site.d_model != width):
-            name = site.tensors["down"]
-            says = f"the layer's norms have {site.d_mlp}" if width is None else f"the config says {width}"
-            raise ShapeMismatch(
-                f"{name!r} is {list(self._source.infos()[name].shape)}, so d_model would be {site.d_model}, but {says}",
-                where=site.where,
-                hint="The tensors are transposed, or the config is of another model",
-            )
-
-    def _assumptions(self) -> list[str]:
-        notes = []
-        for tower, rules in self._rules.items():
-            prefix = "" if tower == "text" else f"{tower}: "
-            if rules.family is None:
-                named = self._config.model_type_of(tower)
-                what = f"model_type {named!r} is not in the table" if named else "no model_type is known"
-                advice = " (if it is built like a known one, say --family; --activation alone is not enough)"
-                notes.append(
-                    f"{prefix}{what}: the norm before the MLP is not known and was not folded, and only directions and "
-                    "norms are reported" + (advice if tower in ("text", "mtp") else "")
-                )
-            elif rules.activation is None:
-                notes.append(
-                    f"{prefix}the activation is not known ({rules.activation_source}): measures of the neurons' function "
-                    "are missing" + (" (name it with --activation)" if is_main(tower) else "")
-                )
-            elif rules.scale_note:
-                notes.append(f"{prefix}measures of the neurons' function are missing: {rules.scale_note}")
-        multiplier = self._config.text.get("residual_multiplier", 1.0)
-        if multiplier != 1.0:
-            notes.append(f"the model multiplies MLP outputs by {multiplier}; value does not include it")
-        for tower, names in self._inventory.output_scales().items():
-            prefix = "" if tower == "text" else f"{tower}: "
-            notes.append(f"{prefix}the model multiplies MLP outputs by {', '.join(names)}; value does not include it")
-        return notes
 
     def provenance(self) -> dict[str, Any]:
         """What identifies the weights and how they were read; JSON-ready."""

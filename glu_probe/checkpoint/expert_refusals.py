@@ -15,6 +15,7 @@ from .expert_names import ADVICE, expert_counts, expert_number, is_routed, is_ro
 from .families import PLAIN
 from .places import Blocks, Parameter, is_attention, locate
 from .source import TensorInfo
+from .towers import name_towers
 
 if TYPE_CHECKING:
     from .sites import Site
@@ -83,7 +84,11 @@ def refuse_unmapped_experts(
     if matrices:
         hints = [name for name in left if speaks_of_experts(name)]
         raise _unmapped([*matrices, *hints], counts, some=bool(routed))
-    lonely = {key: name for key, name in routers.items() if key not in routed and key[0] not in skipped}
+    lonely = {
+        key: name
+        for key, name in routers.items()
+        if key not in routed and key[0] not in skipped and _is_of_an_mlp(key, name, sites)
+    }
     if lonely and (sites or counts):  # of a file without any MLP `refuse_ungated` says what it has
         (_, layer), name = min(lonely.items(), key=lambda item: item[0][1])
         raise _unmapped(list(lonely.values()), counts, some=bool(routed), where=(
@@ -125,6 +130,15 @@ def _left(sites, index: Mapping[Parameter, str], infos: Mapping[str, TensorInfo]
         name for place, name in index.items() if place.prefix in skipped or is_attention((*place.block, place.leaf))
     }
     return sorted(name for name in infos if name not in used and name not in apart)
+
+
+def _is_of_an_mlp(key: LayerKey, router: str, sites: list[Site]) -> bool:
+    """Whether it chooses among a layer's experts; "gate" beside an MLP's block, or in another tower, can be anything."""
+    blocks = [site.block[:1] for site in sites if (site.prefix, site.layer) == key]
+    path = _path(router)
+    if blocks:
+        return "gate" not in path or path[:1] in blocks
+    return any(site.prefix == key[0] for site in sites) or name_towers([key[0]])[key[0]] == "text"
 
 
 def _path(name: str) -> tuple[str, ...]:

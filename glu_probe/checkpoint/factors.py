@@ -12,9 +12,10 @@ from ..errors import IncompleteTriple, LayoutUnknown, ShapeMismatch
 from ..neurons import GatedLayer
 from .families import gguf_norm
 from .family import Family, Norm
-from .layout import Inventory, Site
+from .inventory import Inventory
 from .memory import Room, fresh, gather, gather_transposed
 from .rules import MLPRules, Options, TowerRules
+from .sites import Site
 from .slabs import Slab
 from .source import TensorSource
 
@@ -46,8 +47,8 @@ class FactorReader:
                     wanted[role] = self._norm_name(site, rules.norm, kind)
                 elif (name := self._beside(site, rules.norm, kind)) is not None:
                     raise self._contradicted(site, f"{name!r} is a {kind}", tower.name)
-            if others := self._unforeseen(site, tower.family):
-                raise self._contradicted(site, f"the layer has {', '.join(others)}, norms beside the MLP", tower.name)
+        if self._options.fold_norm and (others := self._unforeseen(site, tower.family)):
+            raise self._contradicted(site, f"the layer has {', '.join(others)}, norms beside the MLP", tower.name)
         if rules.post_norm is not None and self._options.fold_post_norm:
             wanted["post_norm"] = self._norm_name(site, rules.post_norm, "weight")
         return wanted

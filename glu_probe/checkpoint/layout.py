@@ -6,7 +6,6 @@ will do. Shapes are then checked against each other and the config.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from .expert_names import ROUTING, SHARED, expert_counts, expert_number, expert_
 from .expert_refusals import choices, refuse_read_identities, refuse_unmapped_experts, routers_of
 from .families import PLAIN
 from .family import Family, FusedOrder, Projections
+from .inventory import Inventory, norm_widths
 from .matching import Matcher
 from .packed import refuse_packed
 from .places import BlockKey, Blocks, Leaves, Parameter, blocks_of, contents, pattern, tensor_index
@@ -32,59 +32,8 @@ from .slabs import Evidence, cut
 from .source import TensorInfo
 from .towers import is_main, name_towers
 
-# A norm of the MLP's by its name; one in the middle of it ("sub") is another matter.
-_MLP_NORM = re.compile(r"^(?!.*sub).*(feed_?forward|ffn|ffw|mlp|\bff)_?(.*_)?(layer_?)?norm")
-_OUTPUT_SCALE = re.compile(r"(layer_?scale_?2|mlp_layer_?scale|ls_?2|gamma_?2|lambda_?2)(\.|$)")
 # What only a layer for predicting further tokens has.
 _MTP_PARTS = {"eh_proj", "enorm", "hnorm", "shared_head", "nextn"}
-
-
-@dataclass
-class Inventory:
-    """Everything `find_sites` found.
-
-    Attributes:
-        sites: the MLPs in order.
-        layers: all layers of each tower that has any MLP, those without one too.
-        index: every tensor with a layer index, by place.
-        notes: what was left out, and why.
-        prefixes: what the names of each tower's tensors begin with.
-    """
-
-    sites: list[Site]
-    layers: dict[str, list[int]]
-    index: dict[Parameter, str]
-    notes: list[str]
-    prefixes: dict[str, str]
-    _mlp_norms: dict[tuple[str, int], set[str]] | None = None
-
-    def beside(self, site: Site, module: str, kind: str) -> str | None:
-        """The tensor of that module in the site's layer, whatever wrappers stand in its name; None if absent."""
-        *block, leaf = module.split(".")
-        return self.index.get(Parameter(site.prefix, site.layer, tuple(block), leaf, kind))
-
-    def mlp_norms(self, prefix: str, layer: int) -> set[str]:
-        """Norms that stand directly in a layer and are called the MLP's."""
-        if self._mlp_norms is None:
-            self._mlp_norms = defaultdict(set)
-            for place in self.index:
-                if not place.block and _MLP_NORM.search(place.leaf):
-                    self._mlp_norms[place.prefix, place.layer].add(place.leaf)
-        return self._mlp_norms[prefix, layer]
-
-    def output_scales(self) -> dict[str, list[str]]:
-        """By tower, vectors beside its MLPs that multiply what they write, under the names of their modules."""
-        towers = {prefix: tower for tower, prefix in self.prefixes.items()}
-        found: dict[str, set[str]] = defaultdict(set)
-        for place in self.index:
-            path = ".".join((*place.block, place.leaf))
-            if place.prefix in towers and _OUTPUT_SCALE.match(path):
-                found[towers[place.prefix]].add(path)
-        return {tower: sorted(paths) for tower, paths in found.items()}
-
-    def norm_widths(self, infos: Mapping[str, TensorInfo]) -> dict[tuple[str, int], set[int]]:
-        """Sizes of the norms that stand directly in each layer of each stack."""
-        return _norm_widths(self.index, infos)
 
 
 @dataclass(frozen=True)
@@ -194,7 +143,7 @@ class _Finder:
         self, infos: Mapping[str, TensorInfo], index: Mapping[Parameter, str], blocks: Blocks, reading: Reading
     ) -> None:
         self.infos, self.index, self.reading = infos, index, reading
-        self.widths = _norm_widths(index, infos)
+        self.widths = norm_widths(index, infos)
         self.routers = routers_of(blocks, infos)
         self.towers: dict[str, str] = {}
         self._present: dict[str, set[int]] = defaultdict(set)
@@ -296,11 +245,3 @@ class _Finder:
         return sorted(
             layer for layer in self._present[prefix] if (tower == "mtp") == ((prefix, layer) in self.ahead)
         ) or sorted(self._present[prefix])
-
-
-def _norm_widths(index: Mapping[Parameter, str], infos: Mapping[str, TensorInfo]) -> dict[tuple[str, int], set[int]]:
-    widths: dict[tuple[str, int], set[int]] = {}
-    for place, name in index.items():
-        if not place.block and "norm" in place.leaf and len(infos[name].shape) == 1:
-            widths.setdefault((place.prefix, place.layer), set()).add(infos[name].shape[0])
-    return widths

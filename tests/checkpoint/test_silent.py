@@ -125,6 +125,19 @@ def test_a_dense_layer_before_one_without_experts(tmp_path):
         opened(tmp_path, tensors, moe_config("deepseek_v3", n_routed_experts=4))
 
 
+@pytest.mark.parametrize("name", ["model.layers.0.mixer.gate", "model.visual.blocks.0.gate"])
+def test_another_gate_is_no_router(name, tmp_path):
+    tensors = llama_tensors(layers=2) | {f"{name}.weight": torch.ones(4, D_MODEL)}
+    assert len(opened(tmp_path, tensors).sites) == 2
+
+
+@pytest.mark.parametrize("name", ["mlp.gate", "router.proj"])
+def test_a_router_beside_a_dense_mlp(name, tmp_path):
+    tensors = llama_tensors(layers=2) | {f"model.layers.0.{name}.weight": torch.ones(4, D_MODEL)}
+    with pytest.raises(NoExpertsMapped, match="layer 0"):
+        opened(tmp_path, tensors)
+
+
 def test_gguf_without_its_experts(tmp_path):
     tensors = mlp("blk.0", ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"))
     tensors |= {"blk.0.ffn_gate_inp.weight": torch.ones(4, D_MODEL), "blk.0.ffn_norm.weight": torch.ones(D_MODEL)}
@@ -315,6 +328,12 @@ def test_norms_of_the_mlp_that_the_family_does_not_have(norm, tmp_path):
     with pytest.raises(LayoutUnknown, match=f"{norm}, norms beside the MLP that the rules of family 'llama'"):
         gp.open_checkpoint(path).describe()
     assert norm in gp.open_checkpoint(path, fold_norm=False).layer(0).functional_note()
+
+
+def test_a_norm_in_front_where_the_family_has_none(tmp_path):
+    path = write_gguf(tmp_path, gguf_named(llama_tensors(layers=2)), "olmo2")
+    with pytest.raises(LayoutUnknown, match="ffn_norm, norms beside the MLP"):
+        gp.open_checkpoint(path).describe()
 
 
 def test_biases_that_the_config_has_and_the_file_has_not(tmp_path):
