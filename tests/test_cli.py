@@ -60,7 +60,9 @@ def test_inspect_names_tensors_shapes_and_the_norm(run, llama):
 
 
 def test_options_about_reading_are_the_same_everywhere():
-    commands = {name: inspect.get_annotations(getattr(cli, name)) for name in ("inspect", "check", "report", "neuron")}
+    commands = {
+        name: inspect.get_annotations(getattr(cli, name)) for name in ("inspect", "check", "report", "neuron", "causal")
+    }
     shared = [name for name in commands["inspect"] if name != "return"]
     assert {"family", "fused_layout", "activation", "expert_layout"} <= {*shared}
     for name in shared:

@@ -356,3 +356,27 @@ def test_the_readme_has_the_numbers_of_these_models():
     for row, *expected in zip(rows[1:], *columns, strict=True):
         for cell, value in zip(row, expected, strict=True):
             assert cell.startswith(value), (cell, value)
+
+
+# -- causes ---------------------------------------------------------------------------------------
+
+
+def test_costs_of_two_layers_of_smollm2():
+    """Of the size that was measured on another text, at all positions."""
+    interventions = ["exchange", "exchange_raw", "symmetrised", "bilinear_fit", "zero_ablation"]
+    run = {"first_position": True, "tokens": 768, "calibration": 2048}
+    costs = gp.causal(fetch(SMOLLM2), layers=[15, 27], interventions=interventions, **run)
+    kl = costs.pivot(index="layers", columns="intervention", values="kl")
+    assert kl.loc["15", "exchange_raw"] == pytest.approx(0.16, abs=0.05)
+    assert kl.loc["15", "exchange"] == pytest.approx(0.09, abs=0.03)
+    assert kl.loc["15", "bilinear_fit"] == pytest.approx(0.015, abs=0.01)
+    assert kl.loc["15", "zero_ablation"] == pytest.approx(0.12, abs=0.04)
+    assert 1 < kl.loc["27", "exchange"] < 2.5
+    # one neuron of 1536 carries the layer
+    exchange = costs[costs["intervention"] == "exchange"].set_index("layers")
+    assert exchange.loc["27", "kl_spared"] < 0.3
+    assert exchange.loc["27", "kl_spared"] < 0.1 * exchange.loc["27", "kl"]
+    assert exchange.loc["15", "kl_spared"] > 0.8 * exchange.loc["15", "kl"]
+    gap = costs.pivot(index="layers", columns="intervention", values="output_gap")
+    assert (gap["symmetrised"] == gap["exchange"] / 4).all()
+    assert 2.5 < costs.attrs["clean_loss"] < 3.8

@@ -71,7 +71,7 @@ def causal(
         model: a reference as `open_checkpoint` takes it, an opened checkpoint, or a model in memory; see `probe_text`.
         text: what `read_texts` takes; None for the sample that comes with the package.
         layers: which layers; all by default.
-        interventions: names of `INTERVENTIONS`.
+        interventions: their names; `glu-probe ls interventions` says what there is. All but the identity by default.
         together: edit all chosen layers at once, not one at a time.
         tokens, calibration: at most so many tokens for the costs and for gauges and fits; never the same sequences.
         length: tokens of a sequence.
