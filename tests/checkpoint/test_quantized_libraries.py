@@ -523,7 +523,6 @@ def test_a_missing_library_is_named_with_the_line_that_installs_it(bnb, tmp_path
         assert len(gp.open_checkpoint(model).describe()) == 2  # looking needs no library
         with pytest.raises(MissingLibrary, match=rf'pip install "glu-probe\[{library}\]"') as caught:
             gp.open_checkpoint(model).layer(0)
-        assert isinstance(caught.value, QuantizedWeights)
         assert library in caught.value.what
         with pytest.raises(SystemExit) as stop:
             main(["report", str(model), "-o", str(tmp_path / "out")])
