@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -18,12 +18,19 @@ Residual = Float[Tensor, "batch position d_model"]
 _BLOCK = 16  # rows of logits that stay in a core's cache through all their sums
 
 
-class _Recorded(nn.Module):
-    """Stands in the place of a layer and gives a residual stream that was recorded behind it, whatever comes in."""
+class Entry(NamedTuple):
+    """What a layer begins with: the stream that enters it, and what its attention makes of that, if there is such a module."""
 
-    def __init__(self, layer: nn.Module, residual: Residual, as_tuple: bool) -> None:
+    residual: Residual
+    attention: Any = None
+
+
+class _Recorded(nn.Module):
+    """Stands in the place of a module and gives what was recorded behind it, whatever comes in."""
+
+    def __init__(self, layer: nn.Module, given: Any) -> None:
         super().__init__()
-        self._given = (residual,) if as_tuple else residual
+        self._given = given
         object.__setattr__(self, "_layer", layer)  # not as a submodule: it is somewhere else in the model
 
     def forward(self, *_: Any, **__: Any) -> Any:
@@ -56,23 +63,36 @@ class Replayer:
         if self._layers is None:
             raise LookupError("the model's layers do not stand in one list")
         self.depth = len(self._layers)
+        self._attention = [_attention_of(layer) for layer in self._layers]
         self._tuples = False
 
     @contextlib.contextmanager
-    def recording(self, layers: set[int]) -> Iterator[dict[int, Residual]]:
-        """Within it, a forward pass leaves the residual stream that enters each of these layers in the mapping."""
-        found: dict[int, Residual] = {}
+    def recording(self, layers: set[int]) -> Iterator[dict[int, Entry]]:
+        """Within it, a forward pass leaves in the mapping what each of these layers begins with."""
+        found: dict[int, Entry] = {}
 
         def record(index: int, args: tuple, kwargs: dict) -> None:
-            found[index] = (args[0] if args else kwargs["hidden_states"]).detach()
+            found[index] = Entry((args[0] if args else kwargs["hidden_states"]).detach())
 
-        handles = [
-            self._layers[index].register_forward_pre_hook(
-                lambda module, args, kwargs, index=index: record(index, args, kwargs), with_kwargs=True
+        def record_attention(index: int, output: Any) -> None:
+            # besides the stream it gives weights, which are large, and which a layer does not read
+            output = (output[0].detach(), *[None] * (len(output) - 1)) if isinstance(output, tuple) else output.detach()
+            found[index] = found[index]._replace(attention=output)
+
+        handles = [self._layers[-1].register_forward_hook(lambda module, args, output: self._look(output))]
+        for index in layers:
+            handles.append(
+                self._layers[index].register_forward_pre_hook(
+                    lambda module, args, kwargs, index=index: record(index, args, kwargs), with_kwargs=True
+                )
             )
-            for index in layers
-        ]
-        handles.append(self._layers[-1].register_forward_hook(lambda _m, _a, output: self._look(output)))
+            if self._attention[index] is not None:
+                parent, name = self._attention[index]
+                handles.append(
+                    parent._modules[name].register_forward_hook(
+                        lambda module, args, output, index=index: record_attention(index, output)
+                    )
+                )
         try:
             yield found
         finally:
@@ -83,20 +103,30 @@ class Replayer:
         self._tuples = isinstance(output, tuple)
 
     @contextlib.contextmanager
-    def starting_at(self, layer: int, residual: Residual) -> Iterator[None]:
+    def starting_at(self, layer: int, residual: Residual, attention: Any = None) -> Iterator[None]:
         """Within it, a forward pass of the same tokens computes the layers from this one on only.
 
         The lower ones give the recorded stream that enters it, so that whatever the model does besides, such as positions
         and masks, is done as always. With `depth` as the layer, only what follows the layers is computed.
+
+        Args:
+            layer: its index.
+            residual: what enters it.
+            attention: what its attention gives, as it was recorded; None to compute it.
         """
-        kept = list(self._layers[:layer])
+        given = (residual,) if self._tuples else residual
+        places = [(self._layers._modules, str(index), given) for index in range(layer)]
+        if attention is not None:
+            parent, name = self._attention[layer]
+            places.append((parent._modules, name, attention))
+        kept = [modules[name] for modules, name, _ in places]
         try:
-            for index, original in enumerate(kept):
-                self._layers[index] = _Recorded(original, residual, self._tuples)
+            for (modules, name, output), original in zip(places, kept, strict=True):
+                modules[name] = _Recorded(original, output)
             yield
         finally:
-            for index, original in enumerate(kept):
-                self._layers[index] = original
+            for (modules, name, _), original in zip(places, kept, strict=True):
+                modules[name] = original
 
     @contextlib.contextmanager
     def without_head(self) -> Iterator[list[Residual]]:
@@ -114,6 +144,17 @@ class Replayer:
             yield found
         finally:
             handle.remove()
+
+
+def _attention_of(layer: nn.Module) -> tuple[nn.Module, str] | None:
+    """The model's own layer within TransformerLens' wrapping, and the name under which it calls its attention."""
+    inner, attention = layer._modules.get("_original_component"), getattr(layer, "attn", None)
+    names = (
+        [name for name, child in inner._modules.items() if child is attention]
+        if inner is not None and attention
+        else []
+    )
+    return (inner, names[0]) if len(names) == 1 else None
 
 
 @torch.inference_mode()

@@ -19,7 +19,7 @@ from .corpus import Tokens
 from .interventions import Fitted, change
 from .language_model import LanguageModel
 from .loading import available_memory, first_line
-from .replay import Replayer, Residual, cross_entropies, probabilities
+from .replay import Entry, Replayer, Residual, cross_entropies, probabilities
 from .targets import Place, Target
 
 BATCH_TOKENS = 1024
@@ -77,7 +77,7 @@ class _Clean:
     """A batch, and what the untouched model makes of it."""
 
     ids: Tensor
-    residuals: Mapping[int, Residual]
+    entries: Mapping[int, Entry]
     final: Residual
     entropy: Tensor  # [token]
     loss: Tensor  # [token]
@@ -137,7 +137,7 @@ class Runs:
     @torch.inference_mode()
     def _recorded(self, ids: Tensor, layers: set[int]) -> _Clean:
         ids = ids.to(self._runner.device)
-        with self._replayer.recording(layers) as residuals, self._replayer.without_head() as final:
+        with self._replayer.recording(layers) as entries, self._replayer.without_head() as final:
             self._runner.logits(ids)
         room = ids.numel() * self._vocabulary * 4
         keep = room <= self._room
@@ -151,7 +151,7 @@ class Runs:
             losses.append(loss)
             kept += [p] if keep else []
         return _Clean(
-            ids, dict(residuals), final[0], torch.cat(entropies), torch.cat(losses), torch.cat(kept) if keep else None
+            ids, dict(entries), final[0], torch.cat(entropies), torch.cat(losses), torch.cat(kept) if keep else None
         )
 
     def _rows(self, ids: Tensor) -> Iterator[slice]:
@@ -190,7 +190,7 @@ class Runs:
             listener = self._runner.listeners[site]
             hooks += [(name, partial(keep, name=name)) for name in (listener.gate, listener.up)]
             hooks.append((listener.product, partial(replace, site=site)))
-        with self._replayer.starting_at(start, clean.residuals[start]), self._replayer.without_head() as final:
+        with self._replayer.starting_at(start, *clean.entries[start]), self._replayer.without_head() as final:
             self._runner.logits(clean.ids, hooks)
         return final[0], energies
 

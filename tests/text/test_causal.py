@@ -299,8 +299,9 @@ def test_shared_experts_and_dense_layers_of_one_model():
 def test_a_replay_that_does_not_give_the_same_is_refused(monkeypatch):
     real = replay.Replayer.starting_at
 
-    def shifted(self, layer, residual):
-        return real(self, layer, residual if layer == self.depth else residual + 1e-3 * torch.sign(residual))
+    def shifted(self, layer, residual, *attention):
+        moved = residual if layer == self.depth else residual + 1e-3 * torch.sign(residual)
+        return real(self, layer, moved, *attention)
 
     monkeypatch.setattr(replay.Replayer, "starting_at", shifted)
     with pytest.raises(FactorsDisagree, match="must change nothing"):
@@ -310,8 +311,8 @@ def test_a_replay_that_does_not_give_the_same_is_refused(monkeypatch):
 def test_a_head_that_knows_its_neighbours_is_refused(monkeypatch):
     real = replay.Replayer.starting_at
 
-    def shifted(self, layer, residual):
-        return real(self, layer, residual.flip(-1) if layer == self.depth else residual)
+    def shifted(self, layer, residual, *attention):
+        return real(self, layer, residual.flip(-1) if layer == self.depth else residual, *attention)
 
     monkeypatch.setattr(replay.Replayer, "starting_at", shifted)
     with pytest.raises(FactorsDisagree, match="logits of single positions"):
@@ -321,10 +322,10 @@ def test_a_head_that_knows_its_neighbours_is_refused(monkeypatch):
 def test_a_model_that_needs_its_lower_layers_is_refused(monkeypatch):
     real = replay.Replayer.starting_at
 
-    def needy(self, layer, residual):
+    def needy(self, layer, *given):
         if 0 < layer < self.depth:
             raise KeyError("shared keys and values")
-        return real(self, layer, residual)
+        return real(self, layer, *given)
 
     monkeypatch.setattr(replay.Replayer, "starting_at", needy)
     with pytest.raises(NotRunnable, match="do not run without those below"):

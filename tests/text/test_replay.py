@@ -46,12 +46,14 @@ def test_from_every_layer_on_the_logits_are_those_of_the_whole(name):
     replayer, before = Replayer(runner.bridge), state(runner)
     assert replayer.depth == LAYERS
     whole = runner.logits(IDS)
-    with replayer.recording(set(range(LAYERS))) as residuals:
+    with replayer.recording(set(range(LAYERS))) as entries:
         assert torch.equal(runner.logits(IDS), whole)
-    assert sorted(residuals) == list(range(LAYERS))
-    for layer, residual in residuals.items():
-        with replayer.starting_at(layer, residual):
-            assert torch.equal(runner.logits(IDS), whole), layer
+    assert sorted(entries) == list(range(LAYERS))
+    for layer, entry in entries.items():
+        assert entry.attention is not None
+        for given in (entry, entry[:1]):
+            with replayer.starting_at(layer, *given):
+                assert torch.equal(runner.logits(IDS), whole), layer
     assert state(runner) == before
     assert torch.equal(runner.logits(IDS), whole)
 
@@ -70,25 +72,26 @@ def test_the_head_of_single_positions(name):
     assert state(runner) == before
 
 
-def test_a_replay_computes_no_lower_layer():
+def test_a_replay_computes_neither_lower_layers_nor_the_first_attention():
     runner, calls = wrapped("llama"), []
     replayer = Replayer(runner.bridge)
-    with replayer.recording({2}) as residuals:
+    with replayer.recording({1}) as entries:
         runner.logits(IDS)
     for layer, block in enumerate(runner.bridge.blocks):
         block.register_forward_pre_hook(lambda module, args, layer=layer: calls.append(layer))
-    with replayer.starting_at(2, residuals[2]):
+        block.attn.register_forward_pre_hook(lambda module, args, layer=layer: calls.append(f"attention {layer}"))
+    with replayer.starting_at(1, *entries[1]):
         runner.logits(IDS)
-    assert calls == [2]
+    assert calls == [1, 2, "attention 2"]
 
 
 @pytest.mark.parametrize("what", ["recording", "starting_at", "without_head"])
 def test_the_model_is_whole_again_after_an_exception(what):
     runner = wrapped("llama")
     replayer, before = Replayer(runner.bridge), state(runner)
-    with replayer.recording({1}) as residuals:
+    with replayer.recording({1}) as entries:
         whole = runner.logits(IDS)
-    context = {"recording": ({1},), "starting_at": (1, residuals[1]), "without_head": ()}[what]
+    context = {"recording": ({1},), "starting_at": (1, *entries[1]), "without_head": ()}[what]
     with pytest.raises(KeyboardInterrupt):
         with getattr(replayer, what)(*context):
             raise KeyboardInterrupt
