@@ -1,9 +1,10 @@
-"""The options that commands share: how a group becomes single options, and that the groups are whole."""
+"""What commands share: option groups become single options and are whole; the directory that is written to."""
 
 from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated
 
 import pytest
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from glu_probe import open_checkpoint
 from glu_probe.cli import app, application
 from glu_probe.cli.options import Folding, InputFolding, Opening, spread
+from glu_probe.cli.saving import output_directory
 
 
 @dataclass(frozen=True)
@@ -61,3 +63,17 @@ def test_commands_have_the_options_of_their_group_and_no_others_of_opening(comma
 def test_help_lists_every_command_in_the_order_of_use():
     group = typer.main.get_command(app)
     assert group.list_commands(typer.Context(group)) == [*application.ORDER]
+
+
+def test_a_home_directory_is_expanded_and_not_left_behind_empty(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+
+    def fail() -> None:
+        with output_directory(Path("~/out"), after_failure=lambda: "nothing"):
+            assert (tmp_path / "out").is_dir()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert list(tmp_path.iterdir()) == []

@@ -22,13 +22,13 @@ def command_line() -> list[str]:
 
 
 @contextmanager
-def output_directory(out: Path | None, *, after_failure: Callable[[], str]) -> Iterator[Path | None]:
+def output_directory(out: Path | None, *, after_failure: Callable[[], str]) -> Iterator[None]:
     """Have `out` ready, if anything is to be written, while the body makes what goes there.
 
     If the body fails, a directory that was made for it and is empty is removed.
 
     Args:
-        out: the directory, or None. The body gets it with ~ expanded.
+        out: the directory, or None.
         after_failure: clean up and say what is left, for the line that an interrupted run ends with.
 
     Raises:
@@ -42,7 +42,7 @@ def output_directory(out: Path | None, *, after_failure: Callable[[], str]) -> I
     if directory is not None:
         prepare_directory(directory)  # before the work, not after it
     try:
-        yield directory
+        yield
     except BaseException as error:
         left = after_failure()
         if made and not any(directory.iterdir()):
