@@ -37,6 +37,8 @@ class LayerResult:
         scalars: measures of the layer as a whole.
         methods: how those with a choice of ways were found, in words.
         note: why something is missing, or "".
+        samples: Gaussian inputs that the output measures took.
+        oddities: what its weights hold that they should not, one sentence each.
     """
 
     tower: str
@@ -52,6 +54,8 @@ class LayerResult:
     scalars: dict[str, float]
     methods: dict[str, str]
     note: str = ""
+    samples: int = 0
+    oddities: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, layer: GatedLayer, **measured) -> LayerResult:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from .arguments import whole_number
 from .checkpoint.checkpoint import Checkpoint, open_checkpoint
-from .checkpoint.memory import Workspace
+from .checkpoint.memory import Room, Workspace, fresh
 from .checkpoint.sites import Site
 from .errors import BadOption, NonFinite
 from .frames import LayerResult, class_rows, empty_row, join, layer_frame, layer_row, neuron_frame
@@ -28,6 +29,30 @@ from .report import Report, software_versions
 from .selection import select_layers
 
 Progress = Callable[[Iterable[Site]], Iterable[Site]]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides about the numbers of an MLP, besides its factors; see `measure_layer`."""
+
+    seed: int = 0
+    samples: int | None = None
+    exact: bool = False
+
+
+def measure_site(checkpoint: Checkpoint, site: Site, settings: Settings, workspace: Room = fresh) -> LayerResult:
+    """Read one MLP and measure it: the whole of a job, wherever it runs.
+
+    Args:
+        checkpoint: the model, opened.
+        site: one of its `sites`.
+        settings: how to measure.
+        workspace: memory for the factors, which are done with when this returns.
+    """
+    layer = checkpoint.load(site, workspace)
+    result = measure_layer(layer, seed=settings.seed, samples=settings.samples, exact=settings.exact)
+    samples = settings.samples or default_samples(layer)
+    return replace(result, samples=samples, oddities=tuple(_non_finite(layer, result, site)))
 
 
 def measure_layer(layer: GatedLayer, *, seed: int = 0, samples: int | None = None, exact: bool = False) -> LayerResult:
@@ -101,19 +126,20 @@ def probe(
         GluProbeError: one of its subclasses.
     """
     checkpoint = _opened(model, options)
-    seed, samples = _checked(seed, samples)
+    settings = Settings(*_checked(seed, samples), exact)
     sites, without = _chosen(checkpoint, layers, towers)
     neurons, rows, classes, notes, counts, methods = [], {}, [], [], set(), {}
     iterator, workspace = iter(progress(sites)), Workspace()
     for key, group in groupby(iterator, key=lambda site: (site.tower, site.layer, site.group)):
         results = []
         for site in group:
-            layer = checkpoint.load(site, workspace)  # in the memory of the one before, which is done with
-            counts.add(samples or default_samples(layer))
-            result = measure_layer(layer, seed=seed, samples=samples, exact=exact)
+            result = measure_site(checkpoint, site, settings, workspace)  # in the memory of the one before
+            if strict and result.oddities:
+                raise NonFinite(result.oddities[0], hint="Without --strict they are counted and left out")
+            counts.add(result.samples)
             for name, method in result.methods.items():
                 methods.setdefault(name, set()).add(method)
-            notes += _non_finite(layer, result, site, strict)
+            notes += result.oddities
             results.append(result)
             neurons.append(neuron_frame(checkpoint.name, result))
         rows[key] = layer_row(checkpoint.name, results)
@@ -124,7 +150,7 @@ def probe(
     ordered = [rows[key] for key in sorted(rows, key=lambda key: (key[0] != "text", *key))]
     provenance = checkpoint.provenance() | {
         "layers": sorted({site.layer for site in sites}),
-        "seed": seed,
+        "seed": settings.seed,
         "samples": sorted(counts),
         "methods": {name: sorted(found) for name, found in methods.items()},
         "software": software_versions(),
@@ -167,7 +193,7 @@ def _chosen(
     return sites, [place for place in everything if place not in gated]
 
 
-def _non_finite(layer: GatedLayer, result: LayerResult, site: Site, strict: bool) -> list[str]:
+def _non_finite(layer: GatedLayer, result: LayerResult, site: Site) -> list[str]:
     bad = np.flatnonzero(result.flags["non_finite"])
     notes = []
     if bad.size:
@@ -176,8 +202,6 @@ def _non_finite(layer: GatedLayer, result: LayerResult, site: Site, strict: bool
         notes.append(f"{site.where}: {bad.size} neurons hold NaN or infinity ({which}), in {found}; they are left out")
     if layer.output_bias is not None and not layer.output_bias.isfinite().all():
         notes.append(f"{site.where}: {layer.sources['down_bias']} holds NaN or infinity; no measure uses it")
-    if strict and notes:
-        raise NonFinite(notes[0], hint="Without --strict they are counted and left out")
     return notes
 
 
