@@ -26,7 +26,7 @@ _PUBLIC = {
     "activation": "activations",
     "check": "checking",
     "probe": "probing",
-    "measure_layer": "probing",
+    "measure_layer": "measuring",
     "probe_text": "text.activations",
     "causal": "text.causal",
     "Report": "report",
@@ -45,8 +45,9 @@ if TYPE_CHECKING:
     from .checkpoint.registration import register_family
     from .errors import GluProbeError
     from .measures.gaussian import gaussian_measures
+    from .measuring import measure_layer
     from .neurons import GatedLayer
-    from .probing import measure_layer, probe
+    from .probing import probe
     from .report import Report
     from .text.activations import probe_text
     from .text.causal import causal

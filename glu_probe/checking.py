@@ -21,7 +21,8 @@ from torch import Tensor
 from .checkpoint.checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.places import locate, pattern
 from .errors import BadOption
-from .neurons import GatedLayer, expert_group
+from .layer_rows import expert_group
+from .neurons import GatedLayer
 from .reference_model import NotComparable, ReferenceModel, ReferenceModels, function_of
 from .selection import select_layers
 from .verdicts import compare_alone, compare_behind_norm, compare_with_norm_inside, is_rightly_fed

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .activations import Activation, activation
 from .errors import BadOption, ShapeMismatch, UnknownActivation
+from .layer_rows import LayerRows, Role
 
 Gauge = Literal["canonical", "raw"]
 Factor = Float[Tensor, "d_mlp d_model"]
@@ -26,7 +27,7 @@ PerNeuron = Float[Tensor, " d_mlp"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class GatedLayer:
+class GatedLayer(LayerRows):
     """The factors of one gated MLP.
 
     Attributes:
@@ -101,21 +102,9 @@ class GatedLayer:
         """Width of the residual stream."""
         return self.query.shape[1]
 
-    @property
-    def group(self) -> str:
-        """Kind of MLP this is: "dense", "routed" or "shared"."""
-        return expert_group(self.expert)
-
-    def functional_note(self) -> str | None:
-        """Why measures of the neuron's function are missing, or None where they are defined."""
-        if self.activation is None:
-            return "the activation is not known"
-        if self.activation.up is not None:
-            return (
-                f"the up branch acts as {self.activation.up_formula}, and the theory is that of neurons linear in it"
-                + (f"; {self.scale_note}" if self.scale_note else "")
-            )
-        return self.scale_note
+    def rows(self, role: Role, which: slice | Tensor) -> Float[Tensor, "rows d_model"]:
+        """Some rows of a factor."""
+        return getattr(self, role)[which]
 
     def detach(self) -> GatedLayer:
         """The same layer without gradients, sharing its memory."""
@@ -246,17 +235,6 @@ class GatedLayer:
                 hint="Open the checkpoint with `activation=` (`--activation`)",
             )
         return self.activation
-
-
-def expert_group(expert: int | str | None) -> str:
-    """Kind of MLP by its expert: "routed" (an index), "shared" ("shared", "shared.1") or "dense" (None or a name).
-
-    >>> [expert_group(expert) for expert in (3, "shared.1", None, "mlps.0")]
-    ['routed', 'shared', 'dense', 'dense']
-    """
-    if isinstance(expert, int):
-        return "routed"
-    return "shared" if expert is not None and expert.split(".")[0] == "shared" else "dense"
 
 
 def gauge_of(square_a: PerNeuron, square_b: PerNeuron, product: PerNeuron) -> PerNeuron:

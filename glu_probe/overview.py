@@ -57,7 +57,7 @@ def _shapes(part: pd.DataFrame, infos: Mapping[str, TensorInfo]) -> Iterator[str
 
 
 def _kind(expert: object) -> str:
-    from .neurons import expert_group
+    from .layer_rows import expert_group
 
     if not isinstance(expert, str):
         return "dense"

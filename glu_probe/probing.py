@@ -3,95 +3,21 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-import numpy as np
-
-from .arguments import whole_number
 from .checkpoint.checkpoint import Checkpoint, open_checkpoint
-from .checkpoint.memory import Room, Workspace, fresh
+from .checkpoint.memory import DEFAULT as DEFAULT_MEMORY
+from .checkpoint.memory import Workspace, in_bytes
 from .checkpoint.sites import Site
 from .errors import BadOption, NonFinite
-from .frames import LayerResult, class_rows, empty_row, join, layer_frame, layer_row, neuron_frame
-from .measures.neuron import flags as neuron_flags
-from .measures.neuron import neuron_measures
-from .measures.nulls import null_measures
-from .measures.output import default_samples, output_asymmetry
-from .measures.products import row_products
-from .measures.spectra import branch_spectra
-from .measures.tensor import tensor_asymmetry
-from .neurons import GatedLayer
+from .frames import class_rows, empty_row, join, layer_frame, layer_row, neuron_frame
+from .measuring import Settings, checked, measure_site
 from .report import Report, software_versions
 from .selection import select_layers
 
 Progress = Callable[[Iterable[Site]], Iterable[Site]]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What decides about the numbers of an MLP, besides its factors; see `measure_layer`."""
-
-    seed: int = 0
-    samples: int | None = None
-    exact: bool = False
-
-
-def measure_site(checkpoint: Checkpoint, site: Site, settings: Settings, workspace: Room = fresh) -> LayerResult:
-    """Read one MLP and measure it: the whole of a job, wherever it runs.
-
-    Args:
-        checkpoint: the model, opened.
-        site: one of its `sites`.
-        settings: how to measure.
-        workspace: memory for the factors, which are done with when this returns.
-    """
-    layer = checkpoint.load(site, workspace)
-    result = measure_layer(layer, seed=settings.seed, samples=settings.samples, exact=settings.exact)
-    samples = settings.samples or default_samples(layer)
-    return replace(result, samples=samples, oddities=tuple(_non_finite(layer, result, site)))
-
-
-def measure_layer(layer: GatedLayer, *, seed: int = 0, samples: int | None = None, exact: bool = False) -> LayerResult:
-    """Every default measure of one gated MLP.
-
-    Args:
-        layer: its factors.
-        seed: of the Gaussian samples, the mismatched pairs and the Lanczos start; the same seed, the same numbers.
-        samples: Gaussian inputs for the output measures; None for as many as a fixed cost buys.
-        exact: compute spectra and tensor asymmetry exactly whatever that costs (about 6 d_mlp d_model^2 and 5 d_mlp^2
-            d_model flops); otherwise large layers get iterated and sampled values, and no effective ranks.
-
-    Raises:
-        BadOption: seed or samples are not whole numbers of at least 0 and 2.
-    """
-    seed, samples = _checked(seed, samples)
-    layer = layer.detach()
-    # named by place, so that a layer's numbers do not depend on which others are measured
-    place = zlib.crc32(f"{layer.tower}/{layer.expert}".encode())
-    streams = np.random.SeedSequence([seed, place, layer.layer]).spawn(4)
-    for_nulls, for_output, for_spectra, for_tensor = (np.random.default_rng(stream) for stream in streams)
-    products = row_products(layer)
-    flags = neuron_flags(layer, products)
-    alive = ~(flags["padded"] | flags["non_finite"])
-    whole = alive & ~(flags["zero_gate"] | flags["zero_up"] | flags["zero_down"])
-    spectra, spectra_method = branch_spectra(layer, products, alive, for_spectra, exact=exact or None)
-    tensor, tensor_error, tensor_method = tensor_asymmetry(
-        layer, exact=exact or None, seed=int(for_tensor.integers(2**32)), usable=alive, products=products
-    )
-    return LayerResult.of(
-        layer,
-        neurons=neuron_measures(layer, products),
-        flags=flags,
-        nulls=null_measures(layer, whole, for_nulls),
-        scalars=output_asymmetry(layer, products, alive, for_output, samples)
-        | spectra
-        | {"tensor_asymmetry": tensor, "tensor_asymmetry_se": tensor_error},
-        methods={"spectra": spectra_method, "tensor_asymmetry": tensor_method},
-    )
 
 
 def probe(
@@ -103,6 +29,7 @@ def probe(
     samples: int | None = None,
     exact: bool = False,
     strict: bool = False,
+    memory: int | str = DEFAULT_MEMORY,
     progress: Progress = iter,
     **options: Any,
 ) -> Report:
@@ -116,17 +43,19 @@ def probe(
         samples: Gaussian inputs for the output measures of each layer; by default as many as a fixed cost buys.
         exact: spectra and tensor asymmetry exactly, whatever that costs; see `measure_layer`.
         strict: raise NonFinite at the first weight that is not finite, instead of counting it.
+        memory: bound on what the run takes beside the frames, in bytes or as "1GB". An MLP that does not fit is read a
+            block of neurons at a time, and again for each step of its spectra; the numbers are the same.
         progress: wraps the iteration over MLPs, for a progress bar.
         **options: of `open_checkpoint`, if `model` is a reference.
 
     Returns:
-        A report with the frames `layers`, `neurons` and `classes`. One MLP is in memory at a time.
+        A report with the frames `layers`, `neurons` and `classes`. One MLP at most is in memory at a time.
 
     Raises:
         GluProbeError: one of its subclasses.
     """
     checkpoint = _opened(model, options)
-    settings = Settings(*_checked(seed, samples), exact)
+    settings = Settings(*checked(seed, samples), exact, in_bytes(memory))
     sites, without = _chosen(checkpoint, layers, towers)
     neurons, rows, classes, notes, counts, methods = [], {}, [], [], set(), {}
     iterator, workspace = iter(progress(sites)), Workspace()
@@ -159,11 +88,6 @@ def probe(
     return Report(layer_frame(ordered), join(neurons), join(classes), provenance)
 
 
-def _checked(seed: int, samples: int | None) -> tuple[int, int | None]:
-    seed = whole_number("seed", seed, 0)
-    return seed, samples if samples is None else whole_number("samples", samples, 2, why="a standard error needs them")
-
-
 def _opened(model: str | os.PathLike | Checkpoint, options: dict[str, Any]) -> Checkpoint:
     if not isinstance(model, Checkpoint):
         return open_checkpoint(model, **options)
@@ -191,29 +115,3 @@ def _chosen(
     gated = {(site.tower, site.layer) for site in sites}
     everything = [(tower, layer) for tower, present in stacks.items() for layer in present if layer in chosen]
     return sites, [place for place in everything if place not in gated]
-
-
-def _non_finite(layer: GatedLayer, result: LayerResult, site: Site) -> list[str]:
-    bad = np.flatnonzero(result.flags["non_finite"])
-    notes = []
-    if bad.size:
-        which = ", ".join(map(str, bad[:8])) + (" ..." if bad.size > 8 else "")
-        found = ", ".join(_holding(layer, bad)) or "rows whose norm overflows"
-        notes.append(f"{site.where}: {bad.size} neurons hold NaN or infinity ({which}), in {found}; they are left out")
-    if layer.output_bias is not None and not layer.output_bias.isfinite().all():
-        notes.append(f"{site.where}: {layer.sources['down_bias']} holds NaN or infinity; no measure uses it")
-    return notes
-
-
-def _holding(layer: GatedLayer, bad: np.ndarray) -> list[str]:
-    """Names of the tensors that make these neurons not finite."""
-    parts = {
-        "gate": layer.query, "up": layer.key, "down": layer.value, "gate_bias": layer.query_bias, "up_bias": layer.key_bias,
-    }  # fmt: skip
-    roles = [role for role, part in parts.items() if part is not None and not part[bad].isfinite().all()]
-    if {"gate", "up"} <= {*roles} and len(bad) == layer.d_mlp and "norm" in layer.sources:
-        # the norm's gain is in every row of both
-        roles = ["norm", *(role for role in roles if role not in ("gate", "up"))]
-    if "gate_bias" in roles and "gate_bias" not in layer.sources:  # the norm's bias became the neurons'
-        roles = [role for role in roles if not role.endswith("_bias")] + ["norm_bias"]
-    return list(dict.fromkeys(layer.sources[role] for role in roles if role in layer.sources))

@@ -21,6 +21,7 @@ from .quantized.parts import scheme_of
 from .ref import parse_ref
 from .rules import Config, MLPRules, Options, TowerRules, decide, gguf_config
 from .source import TensorSource
+from .stored import StoredLayer
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -267,6 +268,15 @@ class Checkpoint:
     def load(self, site: Site, room: Room = fresh) -> GatedLayer:
         """Read one MLP and make its factors."""
         return self._reader.load(site, self._rules[site.tower], room)
+
+    def stored(self, site: Site, room: Room = fresh, limit: int | None = None) -> StoredLayer:
+        """One MLP as it is stored, for who looks at its rows a few at a time.
+
+        Args:
+            room: memory for what is held.
+            limit: bytes that may be held; what is larger stays in its file. None for no limit.
+        """
+        return self._reader.stored(site, self._rules[site.tower], room, limit)
 
 
 def spans(numbers: Sequence[int]) -> str:

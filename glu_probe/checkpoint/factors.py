@@ -9,15 +9,18 @@ import torch
 from torch import Tensor
 
 from ..errors import IncompleteTriple, LayoutUnknown, ShapeMismatch
+from ..layer_rows import Fold
 from ..neurons import GatedLayer
 from .families import gguf_norm
 from .family import Family, Norm
 from .inventory import Inventory
 from .memory import Room, fresh, gather, gather_transposed
+from .raw import FileColumns, FileRows, RawMatrix, in_place_or_spooled
 from .rules import MLPRules, Options, TowerRules
 from .sites import Site
 from .slabs import Slab
 from .source import TensorSource
+from .stored import HeldRows, StoredFactor, StoredLayer
 
 _WEIGHTS = ("gate", "up", "down")
 
@@ -81,32 +84,42 @@ class FactorReader:
 
     def load(self, site: Site, tower: TowerRules, room: Room = fresh) -> GatedLayer:
         """Read one MLP into the given room. All of it in float32, or in float64 where a matrix of it is that."""
-        matrices = {self._source.infos()[site.tensors[role]].dtype for role in _WEIGHTS}
-        dtype = torch.float64 if "F64" in matrices else torch.float32
-        rules = self.rules(site, tower)
-        held: dict[tuple[str, int], Tensor] = {}  # an expert's matrix, while both halves of it are taken
-        gate, up, value = (self._matrix(site.slabs[role], role, room, dtype, held) for role in _WEIGHTS)
-        biases = {
-            role: self._vector(site.slabs[role], dtype)
-            for role in ("gate_bias", "up_bias", "down_bias")
-            if role in site.slabs
-        }
-        query_bias, key_bias, output_bias = (biases.get(f"{role}_bias") for role in _WEIGHTS)
-        factors = (gate, query_bias), (up, key_bias), (value, output_bias)
-        for constant, tensors in zip(rules.multipliers, factors, strict=True):
-            for tensor in tensors:
-                if tensor is not None and constant != 1.0:
-                    tensor *= constant
+        return self.stored(site, tower, room).widened(room)
+
+    def stored(self, site: Site, tower: TowerRules, room: Room = fresh, limit: int | None = None) -> StoredLayer:
+        """What the factors of one MLP are made of.
+
+        Args:
+            room: for what is held in memory.
+            limit: bytes that may be held; a larger MLP stays in its file, whose parts are read when they are asked for.
+                Experts are always held. None for no limit.
+        """
+        infos = self._source.infos()
+        dtypes = {infos[site.tensors[role]].dtype for role in _WEIGHTS}
+        dtype = torch.float64 if "F64" in dtypes else torch.float32
+        rules, shape = self.rules(site, tower), (site.d_mlp, site.d_model)
         norms = self.norm_tensors(site, rules, tower)
-        if rules.norm is not None and self._options.fold_norm:
-            gate, query_bias = self._fold(gate, query_bias, rules.norm, norms)
-            up, key_bias = self._fold(up, key_bias, rules.norm, norms)
-        if "post_norm" in norms:
-            value *= self._gain(norms["post_norm"], rules.post_norm, dtype)
-        return GatedLayer(
-            gate,
-            up,
-            value,
+        norm = rules.norm if rules.norm is not None and self._options.fold_norm else None
+        gain = self._gain(norms["norm"], norm, dtype) if "norm" in norms else None
+        post = self._gain(norms["post_norm"], rules.post_norm, dtype) if "post_norm" in norms else None
+        inner = Fold(gain, norm is not None and norm.kind == "layer")
+        held = limit is None or site.held_bytes(infos) <= limit or site.slabs["gate"].expert is not None
+        rows = self._held(site, room) if held else self._in_files(site)
+        query, key, value = (
+            StoredFactor(rows[role], shape, dtype, constant, fold)
+            for role, constant, fold in zip(_WEIGHTS, rules.multipliers, (inner, inner, Fold(post)), strict=True)
+        )
+        query_bias, key_bias, output_bias = (
+            self._bias(site, role, constant, dtype) for role, constant in zip(_WEIGHTS, rules.multipliers, strict=True)
+        )
+        if "norm_bias" in norms:
+            constant = self._source.read(norms["norm_bias"]).to(dtype)
+            query_bias, key_bias = (
+                factor.times(constant) if bias is None else bias + factor.times(constant)
+                for factor, bias in ((query, query_bias), (key, key_bias))
+            )
+        return StoredLayer(
+            {"query": query, "key": key, "value": value},
             rules.activation,
             layer=site.layer,
             expert=site.expert,
@@ -117,29 +130,52 @@ class FactorReader:
             scale_note=rules.note,
             sources={**site.tensors, **norms},
             norm=rules.norm_words(folded=self._options.fold_norm),
+            held=held,
         )
 
-    def _matrix(self, slab: Slab, role: str, room: Room, dtype: torch.dtype, held: dict) -> Tensor:
-        """A factor, neuron by neuron."""
+    def _held(self, site: Site, room: Room) -> dict[str, HeldRows]:
+        """The three matrices in memory, neuron by neuron."""
+        experts: dict[tuple[str, int], Tensor] = {}  # an expert's matrix, while both halves of it are taken
+        return {role: HeldRows(self._matrix(site.slabs[role], role, room, experts)) for role in _WEIGHTS}
+
+    def _matrix(self, slab: Slab, role: str, room: Room, experts: dict) -> Tensor:
         shape = self._source.infos()[slab.name].shape
         if slab.expert is None:
             read, (height, width) = partial(self._source.read, slab.name), shape
         else:
             key = slab.name, slab.expert
-            if key not in held:
-                held.clear()
-                held[key] = self._source.read(slab.name, slice(slab.expert, slab.expert + 1))[0]
-            read, (height, width) = held[key].__getitem__, shape[1:]
+            if key not in experts:
+                experts.clear()
+                experts[key] = self._source.read(slab.name, slice(slab.expert, slab.expert + 1))[0]
+            read, (height, width) = experts[key].__getitem__, shape[1:]
         if slab.columns:
-            return gather_transposed(read, height, slab.picked, room(role, (slab.count, height), dtype))
-        return gather(read, slab.picked, room(role, (slab.count, width), dtype))
+            return gather_transposed(read, height, slab.picked, (slab.count, height), role, room)
+        return gather(read, slab.picked, (slab.count, width), role, room)
 
-    def _vector(self, slab: Slab, dtype: torch.dtype) -> Tensor:
+    def _in_files(self, site: Site) -> dict[str, FileRows | FileColumns]:
+        """The three matrices where they are, or in temporary files; both halves of one share it."""
+        matrices: dict[str, RawMatrix] = {}
+        rows = {}
+        for role in _WEIGHTS:
+            slab = site.slabs[role]
+            if slab.name not in matrices:
+                shape = self._source.infos()[slab.name].shape
+                raw = getattr(self._source, "raw", None)
+                read = partial(self._source.read, slab.name)
+                matrices[slab.name] = in_place_or_spooled(raw, read, slab.name, shape)
+            kind = FileColumns if slab.columns else FileRows
+            rows[role] = kind(matrices[slab.name], slab.count, slab.first, slab.step)
+        return rows
+
+    def _bias(self, site: Site, role: str, constant: float, dtype: torch.dtype) -> Tensor | None:
+        slab = site.slabs.get(f"{role}_bias")
+        if slab is None:
+            return None
         if slab.expert is None:
             values = self._source.read(slab.name)
         else:
             values = self._source.read(slab.name, slice(slab.expert, slab.expert + 1))[0]
-        return values[slab.picked].to(dtype, copy=True)
+        return values[slab.picked].to(dtype) * constant
 
     def _norm_name(self, site: Site, norm: Norm, kind: str) -> str:
         name = self._beside(site, norm, kind)
@@ -165,19 +201,3 @@ class FactorReader:
     def _gain(self, name: str, norm: Norm, dtype: torch.dtype) -> Tensor:
         weight = self._source.read(name).to(dtype)
         return 1 + weight if norm.weight == "offset" else weight
-
-    def _fold(
-        self, matrix: Tensor, bias: Tensor | None, norm: Norm, names: Mapping[str, str]
-    ) -> tuple[Tensor, Tensor | None]:
-        """Rows and constants that act on the normalised stream as the stored ones act on the norm's output."""
-        if "norm_bias" in names:
-            constant = matrix @ self._source.read(names["norm_bias"]).to(matrix.dtype)
-            bias = constant if bias is None else bias + constant
-        if "norm" in names:
-            matrix *= self._gain(names["norm"], norm, matrix.dtype)
-        if norm.kind == "layer":  # x has mean 0: what a row has along the ones direction never acts
-            before = matrix.norm(dim=1, keepdim=True)
-            matrix -= matrix.mean(dim=1, keepdim=True)
-            # what rounding leaves of a row along that direction is no row
-            matrix *= matrix.norm(dim=1, keepdim=True) > 1e-6 * before
-        return matrix, bias

@@ -1,25 +1,49 @@
-"""Room for large matrices, filled chunk by chunk.
+"""Room for large matrices, and a bound on how much of it there may be.
 
-A matrix is read, widened and laid out in one pass over small chunks, so that next to the result only one chunk is ever
-in memory. Who looks at one MLP after the other can have the results laid into the same memory: touching fresh memory
-costs more than filling it.
+A matrix is read, and turned if need be, over small chunks, so that next to the result only one chunk is ever in memory.
+Who looks at one MLP after the other can have the results laid into the same memory: touching fresh memory costs more
+than filling it.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from ..errors import BadOption
+
+DEFAULT = 10**9
+_LEAST = 10**8  # below, what a block of neurons and the libraries take is more than the factors
 _CHUNK = 4_000_000  # values: small enough for the allocator to hand the same memory out again
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 Read = Callable[[slice], Tensor]
 
 
-# Gives an uninitialised tensor for a role ("gate", "up", ...) of that shape and dtype.
+# Gives an uninitialised tensor for a role ("query", "key", ...) of that shape and dtype.
 Room = Callable[[str, tuple[int, ...], torch.dtype], Tensor]
+
+
+def in_bytes(memory: int | str) -> int:
+    """A size such as "1GB", "512MiB" or 10**9 as a number of bytes.
+
+    >>> in_bytes("1.5GB"), in_bytes("512 MiB")
+    (1500000000, 536870912)
+
+    Raises:
+        BadOption: it is no size, or less than 100 MB.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", str(memory), re.IGNORECASE)
+    size = int(float(match[1]) * _UNITS[match[2].lower()]) if match and not isinstance(memory, bool) else 0
+    if size < _LEAST:
+        raise BadOption(
+            f"memory is {memory!r}", hint="Give a number of bytes of at least 100 MB, as 1GB, 512MiB or 2000000000"
+        )
+    return size
 
 
 def fresh(_role: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -41,25 +65,32 @@ class Workspace:
         size = math.prod(shape)
         held = self._held.get((role, dtype))
         if held is None or held.numel() < size:
+            self._held.pop((role, dtype), None)  # before the larger one is there
             held = self._held[role, dtype] = torch.empty(size, dtype=dtype)
         return held[:size].view(shape)
 
 
-def gather(read: Read, rows: slice, out: Tensor) -> Tensor:
-    """Fill `out` [rows, width] with those rows of a matrix, of which `rows` may pick every n-th."""
-    step = rows.step or 1
-    for start, stop in _chunks(len(out), out.shape[1] * step):
-        out[start:stop] = read(slice(rows.start + start * step, rows.start + (stop - 1) * step + 1))[::step]
+def gather(read: Read, rows: slice, shape: tuple[int, int], role: str, room: Room) -> Tensor:
+    """Those rows of a matrix, of which `rows` may pick every n-th, in the dtype that they are read in."""
+    out, step = None, rows.step or 1
+    for start, stop in chunks(shape[0], shape[1] * step):
+        piece = read(slice(rows.start + start * step, rows.start + (stop - 1) * step + 1))[::step]
+        out = room(role, shape, piece.dtype) if out is None else out
+        out[start:stop] = piece
     return out
 
 
-def gather_transposed(read: Read, height: int, columns: slice, out: Tensor) -> Tensor:
-    """Fill `out` [columns, height] with those columns of a matrix of that height as rows."""
-    for start, stop in _chunks(height, len(out) * (columns.step or 1)):
-        out[:, start:stop] = read(slice(start, stop))[:, columns].T.contiguous()
+def gather_transposed(read: Read, height: int, columns: slice, shape: tuple[int, int], role: str, room: Room) -> Tensor:
+    """Those columns of a matrix of that height as rows, in the dtype that they are read in."""
+    out = None
+    for start, stop in chunks(height, shape[0] * (columns.step or 1)):
+        piece = read(slice(start, stop))[:, columns]
+        out = room(role, shape, piece.dtype) if out is None else out
+        out[:, start:stop] = piece.T.contiguous()  # turned while the chunk is in the cache
     return out
 
 
-def _chunks(rows: int, width: int) -> list[tuple[int, int]]:
+def chunks(rows: int, width: int) -> list[tuple[int, int]]:
+    """Spans of rows that are a few million values each."""
     step = max(1, _CHUNK // max(width, 1))
     return [(start, min(start + step, rows)) for start in range(0, rows, step)]

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..activations import Activation, activation
 from ..errors import BadOption, LayoutUnknown, UnknownActivation
-from ..neurons import expert_group
+from ..layer_rows import expert_group
 from .families import family_option, find_family, gguf_norm
 from .family import Family, FusedOrder, Norm, Place
 from .places import numbers, pattern

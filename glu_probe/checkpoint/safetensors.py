@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CorruptHeader, NotSafetensors, QuantizedWeights, TrailingBytes, Truncated
+from .raw import RawMatrix
 from .sniff import file_facts, looks_like, opened, refuse_lfs_pointer, what_to_do
 from .source import TensorInfo
 
@@ -76,6 +77,13 @@ class SafetensorsFile:
             file.seek(offset)
             _read_fully(file, target, name, self.path)
         return out
+
+    def raw(self, name: str) -> RawMatrix | None:
+        """Where in the file a matrix of floats lies; None for other tensors."""
+        info = self._infos[name]
+        if info.dtype not in FLOATS or len(info.shape) != 2:
+            return None
+        return RawMatrix(self.path, self._starts[name], info.shape, FLOATS[info.dtype])
 
     def _refuse_other_than(self, dtypes: Mapping[str, torch.dtype], name: str) -> None:
         if self._infos[name].dtype not in dtypes:

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ..errors import NoExpertsMapped
-from ..neurons import expert_group
+from ..layer_rows import expert_group
 from .expert_names import ADVICE, SHARED, expert_number, is_shared
 from .family import FusedOrder, Projections
 from .places import numbers, pattern
 from .slabs import Slab
+from .source import TensorInfo
 
 _GROUPS = ("dense", "routed", "shared")
 
@@ -52,6 +53,12 @@ class Site:
     def layout(self) -> str:
         """How gate and up, and experts, share tensors, in words."""
         return ", ".join(filter(None, (self.fused or "separate", self.storage)))
+
+    def held_bytes(self, infos: Mapping[str, TensorInfo]) -> int:
+        """Bytes of its three matrices in memory, in the dtypes that they are read in."""
+        dtypes = (infos[self.tensors[role]] for role in ("gate", "up", "down"))
+        widths = ({"F64": 8, "BF16": 2, "F16": 2}.get("" if one.decoded else one.dtype, 4) for one in dtypes)
+        return self.d_mlp * self.d_model * sum(widths)
 
     @property
     def where(self) -> str:

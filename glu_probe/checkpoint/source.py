@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ..errors import GluProbeError, IndexMismatch
+from .raw import RawMatrix
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,11 @@ class Shards:
     def stored(self, name: str, rows: slice | None = None) -> Tensor:
         """Read from the part that owns the tensor."""
         return self._owner[name].stored(name, rows)
+
+    def raw(self, name: str) -> RawMatrix | None:
+        """Where in a local file a matrix lies as it is read; None if it does not."""
+        find = getattr(self._owner[name], "raw", None)
+        return None if find is None else find(name)
 
     def provenance(self) -> dict[str, Any]:
         """The files of all parts."""

@@ -8,20 +8,27 @@ that no storage format's extremes leave the range of the arithmetic.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
+
+from ..layer_rows import BLOCK, Fold
+from .arithmetic import coarse, times
 
 # A block of rows stays in its core's cache between the product with it and the one with its transpose; lanes of a
-# batch go to different cores, and each is summed by one, so that the number of cores changes nothing.
-_LANES, _ROWS = 8, 64
-_STEPS, _TOLERANCE = 16, 1e-5
+# block go to different cores, and each is summed by one, so that the number of cores changes nothing.
+_LANES = 8
+_STEPS, _TOLERANCE = 10, 1e-4
 _PROBES = 16
+_MANY = 8  # vectors from which on an operator is applied to them coarsely, for they are there to be averaged over
 _IN_RANGE = (1e-70, 1e70)  # squared row norms whose square roots, and their inverses, float32 holds
 
+Read = Callable[[slice], Tensor]
 Matrix = Float[Tensor, "rows width"]
 Vectors = Float[Tensor, "width count"]
 
@@ -93,40 +100,69 @@ def exact_spectrum(matrix: Matrix, square: Tensor) -> Spectrum:
 class GramOperator:
     """v -> A^T A v of a matrix in both versions at once, without forming it."""
 
-    def __init__(self, matrix: Matrix, square: Tensor, inverse: Tensor) -> None:
+    def __init__(self, read: Read, width: int, square: Tensor, fold: Fold | None = None) -> None:
         """Of the rows as they are and scaled to norm 1.
 
         Args:
-            square: [rows], squared norms of the rows.
-            inverse: [rows], their inverses, 0 for rows that are 0.
+            read: gives a range of rows before the fold: [rows, width].
+            width: number of columns.
+            square: [rows], squared norms of the rows with the fold, 0 for those that take no part.
+            fold: what makes them the matrix's rows; it is done to the vectors instead. None if nothing does.
         """
-        self.rows, self.width = rows, _ = matrix.shape
+        self._read, self.rows, self.width, self._fold = read, len(square), width, fold or Fold()
         self.scale = square.max().item() or 1.0
         known = square[square > 0]
-        if known.numel() and (known.min() < _IN_RANGE[0] or self.scale > _IN_RANGE[1]):
-            matrix = matrix.double()
-        self._dtype = matrix.dtype
+        extreme = known.numel() and (known.min() < _IN_RANGE[0] or self.scale > _IN_RANGE[1])
+        self._least = torch.float64 if extreme else torch.float32
         # Rows are scaled before they are multiplied, so that float32 products stay in range whatever the storage held.
-        self._weights = torch.stack((torch.full_like(inverse, 1 / self.scale), inverse)).sqrt().to(matrix.dtype)
-        whole = rows - rows % (_LANES * _ROWS)
-        self._batches = matrix[:whole].view(-1, _LANES, _ROWS, self.width)
-        self._batch_weights = self._weights[:, :whole].view(2, -1, _LANES, _ROWS).permute(1, 2, 0, 3)
-        self._rest, self._rest_weights = matrix[whole:], self._weights[:, whole:]
+        inverse = torch.where(square > 0, 1 / square, 0.0)
+        self._weights = torch.stack((torch.full_like(inverse, 1 / self.scale) * (square > 0), inverse)).sqrt()
+        self._left_out = (square == 0).nonzero().flatten()
 
     def __call__(self, raw: Vectors, unit: Vectors) -> tuple[Vectors, Vectors]:
         """A^T A times the vectors: of the raw matrix divided by `scale`, and of the unit one; float64."""
-        counts = (raw.shape[1], unit.shape[1])
-        rows = torch.cat((raw, unit), dim=1).T.to(self._dtype)
-        lanes = rows.expand(_LANES, *rows.shape)
-        total = torch.zeros(_LANES, *rows.shape, dtype=self._dtype)
-        which = torch.repeat_interleave(torch.arange(2), torch.tensor(counts))
-        for batch, weight in zip(self._batches, self._batch_weights, strict=True):
-            weight = weight[:, which]  # applied twice: its square may leave the range of float32
-            total.baddbmm_(torch.bmm(lanes, batch.transpose(1, 2)) * weight * weight, batch)
-        rest_weights = self._rest_weights[which]
-        rest = (rows @ self._rest.T) * rest_weights * rest_weights
-        image = (total.double().sum(0) + (rest @ self._rest).double()).T
-        return image[:, : counts[0]], image[:, counts[0] :]
+        return self.of_shared(torch.cat((raw, unit), dim=1), raw.shape[1], raw.shape[1])
+
+    def of_shared(self, vectors: Vectors, raw: int, unit: int) -> tuple[Vectors, Vectors]:
+        """The same of vectors of which the first `raw` are for the raw matrix and those from `unit` on for the unit one."""
+        rows = self._fold.inward(vectors).T.contiguous()
+        parts, count = ((slice(0, raw), 0), (slice(unit, None), 1)), raw + len(rows) - unit
+        total: Tensor | float = 0.0
+        for start in range(0, self.rows, BLOCK):
+            block, weights = self._block(slice(start, min(start + BLOCK, self.rows)))
+            given = rows.to(block.dtype)
+            if coarsely := len(rows) >= _MANY:
+                block = coarse(block)
+                found = times(given, block.T)
+            else:
+                block = block.view(_LANES, -1, self.width)
+                found = torch.bmm(given.expand(_LANES, *given.shape), block.transpose(1, 2))
+                weights = weights.view(2, _LANES, 1, -1)
+            # applied twice: its square may leave the range of float32
+            scaled = torch.cat(
+                [found[..., part, :] * weights[version] * weights[version] for part, version in parts], -2
+            )
+            if coarsely:
+                total = total + times(scaled, block)
+            else:
+                total = total if start else torch.zeros(_LANES, count, self.width, dtype=block.dtype)
+                total.baddbmm_(scaled, block)
+        image = total.double().sum(0) if total.dim() == 3 else total.double()
+        image = self._fold.outward(image.T)
+        return image[:, :raw], image[:, raw:]
+
+    def _block(self, rows: slice) -> tuple[Matrix, Float[Tensor, "2 rows"]]:
+        """Rows and their weights; zeros for rows that take no part, and to fill the lanes."""
+        block, weights = self._read(rows), self._weights[:, rows]
+        if block.dtype.itemsize < self._least.itemsize:
+            block = block.to(self._least)
+        out = self._left_out[(self._left_out >= rows.start) & (self._left_out < rows.stop)] - rows.start
+        if len(out):  # which may hold what is no number
+            block = block.clone()
+            block[out] = 0.0
+        if missing := -len(block) % _LANES:
+            block, weights = pad(block, (0, 0, 0, missing)), pad(weights, (0, missing))
+        return block, weights.to(block.dtype)
 
 
 @dataclass(frozen=True)
@@ -148,22 +184,23 @@ class Krylov:
         return inside + rest.mean().item(), rest.std().item() / rest.numel() ** 0.5
 
 
-def iterated_spectra(operator: GramOperator, square: Tensor, rng: np.random.Generator) -> tuple[list[Spectrum], Krylov]:
+def iterated_spectra(operator: GramOperator, square: Tensor, rng: np.random.Generator, others: Vectors) -> Iterated:
     """Spectrum of the raw and of the unit version from products alone, and what was learnt of the unit one.
 
-    Cost: 4 rows width flops a vector and version; at most 16 Lanczos steps and 16 probes.
+    Cost: 2 rows width flops a vector, and as many again for each version; at most 10 Lanczos steps and 16 probes.
+
+    Args:
+        others: [width, count], vectors whose images under the unit version are wanted too.
     """
     start = torch.from_numpy(rng.standard_normal(operator.width))
     versions = _lanczos(operator, start / start.norm())
     noise = torch.from_numpy(rng.standard_normal((operator.width, _PROBES)))
-    probes = [noise - one.basis @ (one.basis.T @ noise) for one in versions]
-    probe_images = operator(*probes)
+    # both versions share the probes; what lies in a version's own basis is taken out of probes and images alike
+    images = operator.of_shared(torch.cat((noise, others), dim=1), _PROBES, 0)
     totals = ((square / operator.scale).sum().item(), float((square > 0).sum()))
     spectra, most = [], min(operator.rows, operator.width)
-    for one, probe, image, scale, total in zip(
-        versions, probes, probe_images, (operator.scale, 1.0), totals, strict=True
-    ):
-        krylov = Krylov(one.basis, one.image, probe, image)
+    for one, image, scale, total in zip(versions, images, (operator.scale, 1.0), totals, strict=True):
+        krylov = Krylov(one.basis, one.image, *one.without(noise, image[:, :_PROBES]))
         squares, error = krylov.trace_with(krylov.basis_image, krylov.probes_image)
         spectra.append(
             Spectrum(
@@ -176,7 +213,18 @@ def iterated_spectra(operator: GramOperator, square: Tensor, rng: np.random.Gene
                 participation_error=error / squares if squares > 0 else 0.0,
             )
         )
-    return spectra, krylov
+    raw, unit = spectra
+    return Iterated(raw, unit, krylov, images[1][:, _PROBES:])
+
+
+@dataclass(frozen=True)
+class Iterated:
+    """Spectra of the two versions, what was learnt of the unit one, and its images of vectors that were asked for."""
+
+    raw: Spectrum
+    unit: Spectrum
+    krylov: Krylov
+    images: Vectors
 
 
 class _Lanczos:
@@ -198,6 +246,11 @@ class _Lanczos:
     @property
     def image(self) -> Vectors:
         return torch.stack(self._images, dim=1)
+
+    def without(self, vectors: Vectors, images: Vectors) -> tuple[Vectors, Vectors]:
+        """The same vectors and their images without what lies in the basis."""
+        shares = self.basis.T @ vectors
+        return vectors - self.basis @ shares, images - self.image @ shares
 
     @property
     def next(self) -> Vectors:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from jaxtyping import Float
 
-from ..neurons import GatedLayer
+from ..layer_rows import LayerRows
 from .gaussian import GAUSSIAN_MEASURES, gaussian_quadrature, gaussian_table
 from .io_classes import io_class
 from .products import RowProducts, cosine
@@ -27,7 +29,7 @@ DIRECTION_MEASURES = (
 )
 
 
-def neuron_measures(layer: GatedLayer, products: RowProducts) -> dict[str, Array]:
+def neuron_measures(layer: LayerRows, products: RowProducts) -> dict[str, Array]:
     """Every neuron measure of a layer, [d_mlp] float64 each, and `io_class` as an index.
 
     Missing (NaN) where undefined: cosines of a zero row, everything of a neuron whose rows are all zero
@@ -70,16 +72,25 @@ def directions(products: RowProducts) -> dict[str, Array]:
         }
 
 
-def functional(layer: GatedLayer, query_norm: Array, key_norm: Array, cos_qk: Array) -> dict[str, Array]:
+def functional(
+    layer: LayerRows,
+    query_norm: Array,
+    key_norm: Array,
+    cos_qk: Array,
+    which: tuple[np.ndarray, np.ndarray] | None = None,
+) -> dict[str, Array]:
     """The Gaussian measures and `energy` = E[(S(a) b)^2] of neurons with these norms and cosines.
 
     Neurons without biases come from the activation's table, those with are integrated one by one.
+
+    Args:
+        which: numbers of the neurons whose gate and up biases are meant; None for all in order.
     """
     out = {name: np.full_like(query_norm, np.nan) for name in (*GAUSSIAN_MEASURES, "energy")}
     biased = layer.query_bias is not None or layer.key_bias is not None
-    bias_q, bias_k = (
-        np.zeros(layer.d_mlp) if bias is None else bias.double().numpy() for bias in (layer.query_bias, layer.key_bias)
-    )
+    bias_q, bias_k = (bias.numpy() for bias in layer.biases())
+    if which is not None:
+        bias_q, bias_k = bias_q[which[0]], bias_k[which[1]]
     # a row of zeros with a bias is a constant branch, and as such has a function
     defined = np.isfinite(query_norm + key_norm + bias_q + bias_k)
     defined &= (np.abs(query_norm) + np.abs(bias_q) > 0) & (np.abs(key_norm) + np.abs(bias_k) > 0)
@@ -104,36 +115,42 @@ def padded(products: RowProducts) -> np.ndarray:
     return (products.qq == 0) & (products.kk == 0) & (products.vv == 0)
 
 
-def non_finite(layer: GatedLayer, products: RowProducts) -> np.ndarray:
-    """Neurons with a NaN or an infinity in a row or a bias. [d_mlp] bool."""
+def non_finite(layer: LayerRows, products: RowProducts, which: slice = slice(None)) -> np.ndarray:
+    """Neurons, of all or of those whose products are given, with a NaN or an infinity in a row or a bias."""
     finite = np.isfinite(products.qq) & np.isfinite(products.kk) & np.isfinite(products.vv)
     for bias in (layer.query_bias, layer.key_bias):
         if bias is not None:
-            finite &= bias.isfinite().numpy()
+            finite &= bias[which].isfinite().numpy()
     return ~finite
 
 
-def duplicated(layer: GatedLayer, products: RowProducts) -> np.ndarray:
+def duplicated(layer: LayerRows, products: RowProducts) -> np.ndarray:
     """Neurons whose gate and up rows (and biases) another neuron of the layer has exactly: both act as one. [d_mlp] bool.
 
     Equal rows have equal inner products: candidates are found by those, and the rows compared.
     """
-    key = np.stack((products.qq, products.kk, products.qk), axis=1)
-    _, inverse, counts = np.unique(key, axis=0, return_inverse=True, return_counts=True)
-    inverse = inverse.ravel()
     out = np.zeros(layer.d_mlp, dtype=bool)
     dead = padded(products) | non_finite(layer, products)
-    candidates = np.flatnonzero((counts[inverse] > 1) & ~dead)
-    for group in np.unique(inverse[candidates]):
-        members = candidates[inverse[candidates] == group]
-        biases = [bias[members, None] for bias in (layer.query_bias, layer.key_bias) if bias is not None]
-        rows = torch.cat([layer.query[members], layer.key[members], *biases], dim=1).numpy()
+    _, inverse, counts = np.unique(products.qq, return_inverse=True, return_counts=True)
+    candidates = np.flatnonzero((counts[inverse.ravel()] > 1) & ~dead)
+    for members in _equal_rows(candidates, products.qq, products.kk, products.qk):
+        which = torch.from_numpy(members)
+        biases = [bias[which, None] for bias in (layer.query_bias, layer.key_bias) if bias is not None]
+        rows = torch.cat([layer.rows("query", which), layer.rows("key", which), *biases], dim=1).numpy()
         _, which, repeats = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
         out[members] = repeats[which.ravel()] > 1
     return out
 
 
-def flags(layer: GatedLayer, products: RowProducts) -> dict[str, np.ndarray]:
+def _equal_rows(candidates: np.ndarray, *columns: Array) -> Iterator[np.ndarray]:
+    """Those of the candidates that agree in all columns, group by group."""
+    keys = np.stack([column[candidates] for column in columns], axis=1)
+    _, inverse, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+    for group in np.flatnonzero(counts > 1):
+        yield candidates[inverse.ravel() == group]
+
+
+def flags(layer: LayerRows, products: RowProducts) -> dict[str, np.ndarray]:
     """What is odd about each neuron: flag name to [d_mlp] bool. A padded neuron carries no other flag."""
     padding = padded(products)
     return {

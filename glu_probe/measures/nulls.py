@@ -11,7 +11,7 @@ import math
 import numpy as np
 from jaxtyping import Float
 
-from ..neurons import GatedLayer
+from ..layer_rows import LayerRows
 from .neuron import directions, functional, signed_cosine
 from .products import row_products
 
@@ -32,33 +32,21 @@ def isotropic_null(measure: str, d_model: int) -> tuple[float, float]:
     return mean, math.sqrt(max(1 / d_model - mean * mean, 0.0))
 
 
-def mismatched(layer: GatedLayer, usable: np.ndarray, rng: np.random.Generator) -> GatedLayer | None:
-    """A layer of made-up neurons (q_i, k_j, v_l), i, j, l all different, drawn from the usable ones.
+def mismatched(usable: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Which query, key and value rows make up neurons that do not exist: i, j, l all different, drawn from the usable.
 
     Up to `NULL_PAIRS` of them, each row used once; None where fewer than three neurons are usable.
     """
     live = rng.permutation(np.flatnonzero(usable))[:NULL_PAIRS]
-    if len(live) < 3:
-        return None
-    other, third = np.roll(live, 1), np.roll(live, 2)
-    return GatedLayer(
-        query=layer.query[live],
-        key=layer.key[other],
-        value=layer.value[third],
-        query_bias=None if layer.query_bias is None else layer.query_bias[live],
-        key_bias=None if layer.key_bias is None else layer.key_bias[other],
-        activation=layer.activation,
-        layer=layer.layer,
-        scale_note=layer.scale_note,
-    )
+    return None if len(live) < 3 else (live, np.roll(live, 1), np.roll(live, 2))
 
 
-def null_measures(layer: GatedLayer, usable: np.ndarray, rng: np.random.Generator) -> dict[str, Array]:
+def null_measures(layer: LayerRows, usable: np.ndarray, rng: np.random.Generator) -> dict[str, Array]:
     """The measures of `NULL_MEASURES` on mismatched neurons; empty arrays where there are too few."""
-    pairs = mismatched(layer, usable, rng)
+    pairs = mismatched(usable, rng)
     if pairs is None:
         return {name: np.empty(0) for name in NULL_MEASURES}
-    products = row_products(pairs)
+    products = row_products(layer, pairs)
     values = directions(products)
-    values |= functional(pairs, np.sqrt(products.qq), np.sqrt(products.kk), signed_cosine(products))
+    values |= functional(layer, np.sqrt(products.qq), np.sqrt(products.kk), signed_cosine(products), pairs[:2])
     return {name: values[name] for name in NULL_MEASURES}

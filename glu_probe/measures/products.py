@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from torch import Tensor
 
-from ..neurons import GatedLayer
+from ..layer_rows import BLOCK, ROLES, LayerRows
 
 _ROWS = 64  # three float64 rows of 4096 for 64 neurons stay within a core's cache
 
 PerNeuron = Float[np.ndarray, " d_mlp"]
+Rows = Float[Tensor, "rows d_model"]
 
 
 @dataclass(frozen=True)
@@ -26,25 +28,56 @@ class RowProducts:
     qv: PerNeuron
     kv: PerNeuron
 
+    @classmethod
+    def of(cls, grams: Float[Tensor, "rows 3 3"]) -> RowProducts:
+        """From the Gram matrices of the neurons' three rows."""
+        gram = grams.numpy()
+        (q, k, v) = range(3)
+        pairs = ((q, q), (k, k), (v, v), (q, k), (q, v), (k, v))
+        return cls(*(np.ascontiguousarray(gram[:, i, j]) for i, j in pairs))
 
-def row_products(layer: GatedLayer) -> RowProducts:
-    """The inner products of a layer, accumulated in float64 so that no storage format over- or underflows.
+    def at(self, which: slice) -> RowProducts:
+        """Those of some neurons."""
+        return RowProducts(*(getattr(self, part.name)[which] for part in fields(self)))
 
-    Cost: 18 d_mlp d_model flops, one read of the factors.
+
+class GramMatrices:
+    """Takes the Gram matrices of neurons' three rows, block after block, in float64 so that nothing over- or underflows.
+
+    Cost: 18 d_model flops a neuron.
     """
-    # one buffer for all blocks: fresh memory for each would cost more than the arithmetic
-    buffer = torch.empty(min(_ROWS, layer.d_mlp), 3, layer.d_model, dtype=torch.float64)
-    products = torch.empty(layer.d_mlp, 3, 3, dtype=torch.float64)
-    for start in range(0, layer.d_mlp, _ROWS):
-        rows = slice(start, min(start + _ROWS, layer.d_mlp))
-        block = buffer[: rows.stop - rows.start]
-        for index, factor in enumerate((layer.query, layer.key, layer.value)):
-            block[:, index] = factor[rows]
-        torch.bmm(block, block.transpose(1, 2), out=products[rows])
-    gram = products.numpy()
-    (q, k, v) = range(3)
-    pairs = ((q, q), (k, k), (v, v), (q, k), (q, v), (k, v))
-    return RowProducts(*(np.ascontiguousarray(gram[:, i, j]) for i, j in pairs))
+
+    def __init__(self, d_model: int) -> None:
+        # one buffer for all blocks: fresh memory for each would cost more than the arithmetic
+        self._buffer = torch.empty(_ROWS, 3, d_model, dtype=torch.float64)
+
+    def __call__(self, *factors: Rows) -> Float[Tensor, "rows 3 3"]:
+        """Of query, key and value rows."""
+        count = len(factors[0])
+        out = torch.empty(count, 3, 3, dtype=torch.float64)
+        for start in range(0, count, _ROWS):
+            rows = slice(start, min(start + _ROWS, count))
+            block = self._buffer[: rows.stop - rows.start]
+            for index, factor in enumerate(factors):
+                block[:, index] = factor[rows]
+            torch.bmm(block, block.transpose(1, 2), out=out[rows])
+        return out
+
+
+def row_products(layer: LayerRows, which: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None) -> RowProducts:
+    """The inner products of a layer's neurons, with one read of the factors.
+
+    Args:
+        which: numbers of query, key and value rows to pair instead: those of neurons that do not exist.
+    """
+    products = GramMatrices(layer.d_model)
+    if which is None:
+        return RowProducts.of(torch.cat([products(*factors) for _, factors in layer.blocks()]))
+    found = []
+    for start in range(0, len(which[0]), BLOCK):
+        picked = (torch.from_numpy(part[start : start + BLOCK]) for part in which)
+        found.append(products(*(layer.rows(role, rows) for role, rows in zip(ROLES, picked, strict=True))))
+    return RowProducts.of(torch.cat(found))
 
 
 def cosine(product: PerNeuron, square: PerNeuron, other_square: PerNeuron) -> PerNeuron:

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from ..arguments import whole_number
 from ..errors import BadOption
+from ..layer_rows import ROLES, LayerRows
 from ..neurons import GatedLayer
-from .gram import GramOperator, Krylov, Spectrum, exact_spectrum, iterated_spectra
+from .gram import GramOperator, Spectrum, exact_spectrum, iterated_spectra
 from .products import RowProducts, row_products
 
 EXACT_FLOPS = 4e9  # of half a Gram matrix, d_mlp d_model^2: up to widths of about 1000
@@ -26,7 +27,7 @@ Matrix = Float[Tensor, "d_mlp d_model"]
 
 
 def branch_spectra(
-    layer: GatedLayer, products: RowProducts, usable: np.ndarray, rng: np.random.Generator, *, exact: bool | None = None
+    layer: LayerRows, products: RowProducts, usable: np.ndarray, rng: np.random.Generator, *, exact: bool | None = None
 ) -> tuple[dict[str, float], str]:
     """Columns `{gate,up,down}_{frobenius,spectral_norm,...}`, those of unit-row matrices, and `branch_overlap`.
 
@@ -51,34 +52,20 @@ def branch_spectra(
         relative standard error of a participation ratio) and `branch_overlap_se`, 0 where exact; and how they were
         found, in words. Missing where no row is usable. Sampled participation ratios and overlaps are cut to their ranges.
     """
-    rows, width = layer.query.shape
-    exact = rows * width * min(rows, width) <= EXACT_FLOPS if exact is None else exact
-    keep = torch.from_numpy(usable)
+    exact = is_cheap(layer) if exact is None else exact
+    squares = {
+        name: torch.from_numpy(np.where(usable & (square > _TINY), square, 0.0))
+        for name, square in (("gate", products.qq), ("up", products.kk), ("down", products.vv))
+    }
+    if exact:
+        found, shared, error = _exact(layer, squares)
+    else:
+        found, shared, error = _iterated(layer, squares, rng)
     out: dict[str, float] = {}
-    found: dict[str, tuple[Spectrum, Spectrum]] = {}
-    units: dict[str, Matrix] = {}
-    learnt: dict[str, tuple[GramOperator, Krylov]] = {}
-    for name, matrix, square in (
-        ("gate", layer.query, products.qq),
-        ("up", layer.key, products.kk),
-        ("down", layer.value, products.vv),
-    ):
-        square = torch.from_numpy(np.where(usable & (square > _TINY), square, 0.0))
-        matrix = matrix if bool(keep.all()) else torch.where(keep[:, None], matrix, 0.0)
-        inverse = torch.where(square > 0, 1 / square, 0.0)
-        if exact:
-            units[name] = matrix.double() * inverse.sqrt()[:, None]
-            found[name] = exact_spectrum(matrix, square), exact_spectrum(units[name], (square > 0).double())
-        else:
-            operator = GramOperator(matrix, square, inverse)
-            spectra, krylov = iterated_spectra(operator, square, rng)
-            found[name], learnt[name] = tuple(spectra), (operator, krylov)
-        out |= _columns(name, *found[name])
-    shared, error = (
-        _exact_overlap(units["gate"], units["up"]) if exact else _sampled_overlap(learnt["gate"][1], learnt["up"][0])
-    )
+    for name, (raw, unit) in found.items():
+        out |= _columns(name, raw, unit)
     gate, up = found["gate"][1], found["up"][1]
-    whole = gate.gram_norm * up.gram_norm
+    whole, width = gate.gram_norm * up.gram_norm, layer.d_model
     out["branch_overlap"] = min(max(shared / whole, 0.0), 1.0) if whole > 0 else math.nan
     out["branch_overlap_se"] = error / whole if whole > 0 else math.nan
     out["branch_overlap_null"] = min(math.sqrt(gate.participation * up.participation) / width, 1.0)
@@ -127,18 +114,43 @@ def effective_rank(sizes: Any) -> float:
     return min(float(np.exp(-(share * np.log(share)).sum())), float(share.size))
 
 
-def _exact_overlap(query: Matrix, key: Matrix) -> tuple[float, float]:
-    """<Q^T Q, K^T K> of unit rows, and its error."""
+def is_cheap(layer: LayerRows) -> bool:
+    """Whether exact spectra cost little enough to be the default."""
+    return layer.d_mlp * layer.d_model * min(layer.d_mlp, layer.d_model) <= EXACT_FLOPS
+
+
+# Raw and unit spectrum of each matrix, the inner product of gate's and up's unit Gram matrices, and its error.
+_Found = tuple[dict[str, tuple[Spectrum, Spectrum]], float, float]
+
+
+def _exact(layer: LayerRows, squares: dict[str, Tensor]) -> _Found:
+    found, units = {}, {}
+    for (name, square), role in zip(squares.items(), ROLES, strict=True):
+        matrix = layer.rows(role, slice(None)).double()
+        matrix = torch.where((square > 0)[:, None], matrix, 0.0)
+        units[name] = matrix * torch.where(square > 0, 1 / square, 0.0).sqrt()[:, None]
+        found[name] = exact_spectrum(matrix, square), exact_spectrum(units[name], (square > 0).double())
+    query, key = units["gate"], units["up"]
     if query.shape[0] < query.shape[1]:
-        return (query @ key.T).square().sum().item(), 0.0
-    return ((query.T @ query) * (key.T @ key)).sum().item(), 0.0
+        return found, (query @ key.T).square().sum().item(), 0.0
+    return found, ((query.T @ query) * (key.T @ key)).sum().item(), 0.0
 
 
-def _sampled_overlap(query: Krylov, key: GramOperator) -> tuple[float, float]:
-    """The same from the images of what is known of Q under K."""
-    none = query.basis[:, :0]
-    _, image = key(none, torch.cat((query.basis, query.probes), dim=1))
-    return query.trace_with(*image.split((query.basis.shape[1], query.probes.shape[1]), dim=1))
+def _iterated(layer: LayerRows, squares: dict[str, Tensor], rng: np.random.Generator) -> _Found:
+    found, shared, gate = {}, (math.nan, math.nan), None
+    for (name, square), role in zip(squares.items(), ROLES, strict=True):
+        read, fold = layer.unfolded(role)
+        operator = GramOperator(read, layer.d_model, square, fold)
+        wanted = torch.zeros(layer.d_model, 0, dtype=torch.float64)
+        if name == "up":  # what gate reads, as up sees it
+            wanted = torch.cat((gate.basis, gate.probes), dim=1)
+        one = iterated_spectra(operator, square, rng, wanted)
+        found[name] = one.raw, one.unit
+        if name == "gate":
+            gate = one.krylov
+        if name == "up":
+            shared = gate.trace_with(*one.images.split((gate.basis.shape[1], gate.probes.shape[1]), dim=1))
+    return found, *shared
 
 
 def principal_angles(layer: GatedLayer, rank: int) -> Float[np.ndarray, " rank"]:

@@ -16,13 +16,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..arguments import whole_number
-from ..neurons import GatedLayer
+from ..layer_rows import ROLES, LayerRows
 from .products import RowProducts, row_products
+from .sampling import SampledLayer
 
 _EXACT_FLOPS = 2e10
 _COST = 2_000_000_000  # samples x weights of one matrix spent by default
 _ROWS = 256
-_SINGLE = 8_000_000  # weights of one matrix beyond which float32 does: the sampling error is a thousand times larger
 _CANCELLED = 1e-9  # of the energy that the terms would have if they were orthogonal: below, rounding is what is left
 
 
@@ -37,15 +37,13 @@ class UnitFactors:
         weight: [live] |q||k||v|, scaled to a largest of 1.
     """
 
-    layer: GatedLayer
+    layer: LayerRows
     neurons: Tensor
     norms: Float[Tensor, "3 live"]
     weight: Float[Tensor, " live"]
 
     @classmethod
-    def of(
-        cls, layer: GatedLayer, usable: np.ndarray | None = None, products: RowProducts | None = None
-    ) -> UnitFactors:
+    def of(cls, layer: LayerRows, usable: np.ndarray | None = None, products: RowProducts | None = None) -> UnitFactors:
         """Of those neurons of a layer that are also `usable` where that is given."""
         products = row_products(layer) if products is None else products
         norms = torch.from_numpy(np.sqrt(np.stack((products.qq, products.kk, products.vv))))
@@ -67,15 +65,14 @@ class UnitFactors:
 
     def unit(self, block: slice, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
         """Unit rows of query, key and value of a block: [block, d_model] each."""
-        factors = (self.layer.query, self.layer.key, self.layer.value)
         return tuple(
-            (factor[self.neurons[block]].double() / norm[block, None]).to(dtype)
-            for factor, norm in zip(factors, self.norms, strict=True)
+            (self.layer.rows(role, self.neurons[block]).double() / norm[block, None]).to(dtype)
+            for role, norm in zip(ROLES, self.norms, strict=True)
         )
 
 
 def tensor_asymmetry(
-    layer: GatedLayer,
+    layer: LayerRows,
     *,
     exact: bool | None = None,
     samples: int | None = None,
@@ -105,23 +102,34 @@ def tensor_asymmetry(
     Raises:
         BadOption: fewer than 2 samples, or a seed that is no whole number of at least 0.
     """
-    seed = whole_number("seed", seed, 0)
+    seed, layer = whole_number("seed", seed, 0), layer.detach()
     if samples is not None:
         samples = whole_number("samples", samples, 2, why="a standard error needs them")
-    exact = 5 * layer.d_mlp**2 * layer.d_model <= _EXACT_FLOPS if exact is None else exact
-    units = UnitFactors.of(layer, usable, products)
-    apart = units.weight.square().sum().item()
-    if exact:
+    if is_cheap(layer) if exact is None else exact:
+        units = UnitFactors.of(layer, usable, products)
+        apart = units.weight.square().sum().item()
         kept, swapped = _inner_products(units)
         share = (1 - swapped / kept) / 2 if kept > _CANCELLED * apart else math.nan
         return min(max(share, 0.0), 1.0) if share == share else share, 0.0 if share == share else math.nan, "exact"
     samples = samples or int(np.clip(_COST // (layer.d_mlp * layer.d_model), 64, 1024))
-    difference, energy = _sampled(units, samples, np.random.default_rng(seed))
-    if not energy.mean() > 4 * _CANCELLED * apart:
-        return math.nan, math.nan, f"{samples} random pairs"
-    share = (difference.mean() / energy.mean()).item()
-    spread = ((difference - share * energy) / energy.mean()).std().item()  # delta method
-    return share, spread / math.sqrt(samples), f"{samples} random pairs"
+    products = row_products(layer) if products is None else products
+    x = torch.from_numpy(np.random.default_rng(seed).standard_normal((2 * samples, layer.d_model)))
+    sampled = SampledLayer(layer, x, pairs=samples)
+    usable = np.ones(layer.d_mlp, dtype=bool) if usable is None else usable
+    usable = usable & np.isfinite(products.qq + products.kk + products.vv)
+    for block, factors in layer.blocks():
+        sampled.add(block, factors, products.at(block), usable[block])
+    return (*sampled.tensor_asymmetry(), random_pairs(samples))
+
+
+def random_pairs(count: int) -> str:
+    """How a sampled value was found, in words."""
+    return f"{count} random pairs"
+
+
+def is_cheap(layer: LayerRows) -> bool:
+    """Whether the exact value costs little enough to be the default."""
+    return 5 * layer.d_mlp**2 * layer.d_model <= _EXACT_FLOPS
 
 
 def _inner_products(units: UnitFactors) -> tuple[float, float]:
@@ -138,17 +146,3 @@ def _inner_products(units: UnitFactors) -> tuple[float, float]:
         kept += ((query @ queries.T) * (key @ keys.T) * outputs).sum().item()
         swapped += ((query @ keys.T) * (key @ queries.T) * outputs).sum().item()
     return kept, swapped
-
-
-def _sampled(units: UnitFactors, samples: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """|F(x, y) - F(y, x)|^2 and 2 (|F(x, y)|^2 + |F(y, x)|^2) of every sample: [sample] each."""
-    width = units.layer.d_model
-    dtype = torch.float64 if units.layer.d_mlp * width <= _SINGLE else torch.float32
-    x, y = torch.from_numpy(rng.standard_normal((2, samples, width))).to(dtype)
-    forth, back = torch.zeros(2, samples, width, dtype=dtype)
-    for block, (query, key, value) in units.rows(dtype):
-        weight = units.weight[block].to(dtype)
-        forth += ((x @ query.T) * (y @ key.T) * weight) @ value
-        back += ((y @ query.T) * (x @ key.T) * weight) @ value
-    forth, back = forth.double(), back.double()
-    return (forth - back).square().sum(1), 2 * (forth.square().sum(1) + back.square().sum(1))

@@ -12,8 +12,8 @@ import pandas as pd
 from ..checkpoint.sites import Site
 from ..errors import BadOption
 from ..frames import as_stored, statistics
+from ..layer_rows import expert_group
 from ..measures.registry import TEXT_ONLY, TEXT_SHARED
-from ..neurons import expert_group
 from .contexts import rows_of
 from .moments import Estimates
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import glu_probe as gp
 from glu_probe.measures.registry import MEASURES, NEURON_MEASURES
-from glu_probe.probing import measure_layer
+from glu_probe.measuring import measure_layer
 
 from ..support import random_layer
 

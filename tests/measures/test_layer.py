@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import glu_probe as gp
-from glu_probe.measures import output
+from glu_probe.measures import sampling
 from glu_probe.measures.nulls import isotropic_null, mismatched, null_measures
 from glu_probe.measures.output import default_samples, output_asymmetry
 from glu_probe.measures.products import row_products
@@ -40,12 +40,7 @@ def test_mismatched_neurons_never_match():
     layer = random_layer(d_mlp=60)
     usable = everything(layer)
     usable[:5] = False
-    pairs = mismatched(layer, usable, rng())
-
-    def index(rows, table):
-        return [int((table == row).all(1).nonzero()) for row in rows]
-
-    q, k, v = index(pairs.query, layer.query), index(pairs.key, layer.key), index(pairs.value, layer.value)
+    q, k, v = (part.tolist() for part in mismatched(usable, rng()))
     assert all(len({i, j, m}) == 3 and min(i, j, m) >= 5 for i, j, m in zip(q, k, v, strict=True))
     assert len(set(q)) == 55
 
@@ -74,7 +69,7 @@ def direct_output_asymmetry(layer: gp.GatedLayer, changed: gp.GatedLayer, x: tor
 def test_output_asymmetry_is_its_definition(biases, single, monkeypatch):
     """On the same inputs, against GatedLayer.forward; in float64 and in the float32 of large layers."""
     if single:
-        monkeypatch.setattr(output, "_SINGLE", 0)
+        monkeypatch.setattr(sampling, "_SINGLE", 0)
     layer = random_layer(d_mlp=700, biases=biases)
     found = output_asymmetry(layer, row_products(layer), everything(layer), rng(), samples=50)
     x = torch.from_numpy(rng().standard_normal((50, 16)))
@@ -151,7 +146,7 @@ def test_output_asymmetry_of_large_layers_with_extreme_rows(change, monkeypatch)
     layer = gp.GatedLayer(layer.query.float(), layer.key.float(), layer.value.float(), "relu")
     change(layer)
     expected = output_asymmetry(layer, row_products(layer), everything(layer), rng(), samples=40)
-    monkeypatch.setattr(output, "_SINGLE", 0)
+    monkeypatch.setattr(sampling, "_SINGLE", 0)
     found = output_asymmetry(layer, row_products(layer), everything(layer), rng(), samples=40)
     assert found == pytest.approx(expected)
     assert math.isfinite(found["exchange_asymmetry_output"])

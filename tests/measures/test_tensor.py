@@ -83,11 +83,11 @@ def test_a_tensor_that_cancels_has_no_asymmetry():
 
 
 def test_sampled_tensor_asymmetry_in_single_precision(monkeypatch):
-    from glu_probe.measures import tensor
+    from glu_probe.measures import sampling
 
     layer = random_layer(d_mlp=700)
     expected = measures.tensor_asymmetry(layer, exact=False, samples=50)
-    monkeypatch.setattr(tensor, "_SINGLE", 0)
+    monkeypatch.setattr(sampling, "_SINGLE", 0)
     assert measures.tensor_asymmetry(layer, exact=False, samples=50) == (
         pytest.approx(expected[0], rel=1e-4),
         pytest.approx(expected[1], rel=1e-3),

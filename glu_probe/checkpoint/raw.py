@@ -1,0 +1,185 @@
+"""A matrix as bytes in a file: rows, or stripes of columns, without reading the rest.
+
+For MLPs that do not fit the memory: their rows are read again each time they are needed, and what cannot be read in
+place (a remote file, packed weights) goes to a temporary file once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import torch
+from torch import Tensor
+
+from ..errors import CannotWrite, Truncated
+from .memory import Read, chunks
+from .sniff import opened
+
+_STRIPE = 64 * 2**20  # bytes of columns that are read at once, since every row costs a read of its own
+
+
+@dataclass(frozen=True)
+class RawMatrix:
+    """Where a matrix lies in a file, row after row.
+
+    Attributes:
+        path: the file, for messages and for opening it.
+        offset: of its first byte.
+        shape, dtype: of the matrix.
+        file: an open file, for one that has no name any more.
+    """
+
+    path: Path
+    offset: int
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    file: IO[bytes] | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def pitch(self) -> int:
+        """Bytes of a row."""
+        return self.shape[1] * self.dtype.itemsize
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Those rows: [rows, width]."""
+        out = torch.empty(stop - start, self.shape[1], dtype=self.dtype)
+        with self._opened() as file:
+            self._fill(out, file, self.offset + start * self.pitch)
+        return out
+
+    def columns(self, start: int, stop: int) -> Tensor:
+        """Those columns: [height, columns]."""
+        out = torch.empty(self.shape[0], stop - start, dtype=self.dtype)
+        first = self.offset + start * self.dtype.itemsize
+        with self._opened() as file:
+            for index, row in enumerate(out):
+                self._fill(row, file, first + index * self.pitch)
+        return out
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[IO[bytes]]:
+        if self.file is None:
+            with opened(self.path, buffering=0) as file:
+                yield file
+        else:
+            with self.lock:  # its position is one for all who read it
+                yield self.file
+
+    def _fill(self, out: Tensor, file: IO[bytes], offset: int) -> None:
+        """Fill a contiguous tensor with the bytes from there."""
+        view, done = memoryview(out.view(-1).view(torch.uint8).numpy()), 0
+        file.seek(offset)
+        while done < len(view):
+            count = file.readinto(view[done:])
+            if not count:
+                raise Truncated(
+                    "the file ended inside a tensor: it changed while it was read", where=self.path,
+                    hint="Run again when nothing writes to it",
+                )  # fmt: skip
+            done += count
+
+
+def spooled(read: Read, shape: tuple[int, int], name: str) -> RawMatrix:
+    """The matrix in a temporary file that vanishes with the last use of it; read once, in order.
+
+    Args:
+        read: gives a range of its rows.
+        name: of the tensor, for messages.
+
+    Raises:
+        CannotWrite: there is no room for temporary files.
+    """
+    file, dtype = None, None
+    try:
+        file = tempfile.TemporaryFile(prefix="glu-probe-", buffering=0)  # noqa: SIM115 - it lives as long as the matrix
+        for start, stop in chunks(*shape):
+            piece = read(slice(start, stop)).contiguous()
+            dtype = piece.dtype
+            left = memoryview(piece.view(-1).view(torch.uint8).numpy())
+            while left:
+                left = left[file.write(left) :]
+    except OSError as error:
+        if file is not None:
+            file.close()
+        raise CannotWrite(
+            f"tensor {name!r} does not fit the memory bound and cannot be kept in a temporary file: {error.strerror}",
+            where=tempfile.gettempdir(),
+            hint="Allow more memory (--memory), or set TMPDIR to where there is room",
+        ) from None
+    return RawMatrix(Path(tempfile.gettempdir()), 0, shape, dtype, file)
+
+
+class FileRows:
+    """Neurons that are rows of such a matrix, every `step`-th from `first`."""
+
+    def __init__(self, matrix: RawMatrix, count: int, first: int, step: int) -> None:
+        self._matrix, self._first, self._step = matrix, first, step
+        self.count, self.width, self.dtype = count, matrix.shape[1], matrix.dtype
+
+    def __call__(self, which: slice | Tensor) -> Tensor:
+        """Their rows: a range of neurons, or a few by their numbers."""
+        if isinstance(which, Tensor):
+            places = (self._first + index * self._step for index in which.tolist())
+            return torch.cat([self._matrix.rows(place, place + 1) for place in places])
+        start, stop, _ = which.indices(self.count)
+        first = self._first + start * self._step
+        return self._matrix.rows(first, first + (stop - start - 1) * self._step + 1)[:: self._step]
+
+
+class FileColumns:
+    """Neurons that are columns of such a matrix: a stripe of them is held, turned into rows."""
+
+    def __init__(self, matrix: RawMatrix, count: int, first: int, step: int) -> None:
+        self._matrix, self._first, self._step = matrix, first, step
+        self.count, self.width, self.dtype = count, matrix.shape[0], matrix.dtype
+        per_neuron = self.width * self.dtype.itemsize * step
+        self._wide = max(1, _STRIPE // per_neuron)
+        self._stripe: tuple[int, Tensor] | None = None
+
+    def __call__(self, which: slice | Tensor) -> Tensor:
+        """Their rows: a range of neurons, or a few by their numbers."""
+        if isinstance(which, Tensor):
+            return self._few(which)
+        start, stop, _ = which.indices(self.count)
+        parts = []
+        while start < stop:
+            begin = start - start % self._wide
+            stripe = self._turned(begin)
+            parts.append(stripe[start - begin : stop - begin])
+            start = min(stop, begin + len(stripe))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _turned(self, begin: int) -> Tensor:
+        if self._stripe is None or self._stripe[0] != begin:
+            self._stripe = None  # before the next one is there
+            self._stripe = begin, self._read(begin, min(begin + self._wide, self.count))
+        return self._stripe[1]
+
+    def _read(self, start: int, stop: int) -> Tensor:
+        first = self._first + start * self._step
+        found = self._matrix.columns(first, first + (stop - start - 1) * self._step + 1)
+        return found[:, :: self._step].T.contiguous()
+
+    def _few(self, which: Tensor) -> Tensor:
+        """Neighbours in one stripe are read with one pass over the rows; the pass is what costs."""
+        out = torch.empty(len(which), self.width, dtype=self.dtype)
+        for begin in sorted({int(index) - int(index) % self._wide for index in which}):
+            inside = (which >= begin) & (which < begin + self._wide)
+            out[inside] = self._turned(begin)[which[inside] - begin]
+        return out
+
+
+def in_place_or_spooled(
+    raw: Callable[[str], RawMatrix | None] | None, read: Read, name: str, shape: tuple[int, int]
+) -> RawMatrix:
+    """The matrix where it is, if that can be read at any place for nothing; else a copy of it in a temporary file."""
+    found = raw(name) if raw is not None and math.prod(shape) else None
+    return found if found is not None else spooled(read, shape, name)

@@ -1,0 +1,140 @@
+"""One gated MLP, from what is stored to every default measure of it: the whole of a job, wherever it runs."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from .arguments import whole_number
+from .checkpoint.checkpoint import Checkpoint
+from .checkpoint.memory import DEFAULT as DEFAULT_MEMORY
+from .checkpoint.memory import Room, fresh
+from .checkpoint.sites import Site
+from .checkpoint.stored import StoredLayer
+from .frames import LayerResult
+from .layer_rows import BLOCK, LayerRows
+from .measures import tensor
+from .measures.neuron import flags as neuron_flags
+from .measures.neuron import neuron_measures, non_finite, padded
+from .measures.nulls import null_measures
+from .measures.output import default_samples, inputs
+from .measures.products import GramMatrices, RowProducts
+from .measures.sampling import SampledLayer
+from .measures.spectra import branch_spectra
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides about the numbers of an MLP, besides its factors; see `measure_layer`."""
+
+    seed: int = 0
+    samples: int | None = None
+    exact: bool = False
+    memory: int = DEFAULT_MEMORY
+
+
+def measure_site(checkpoint: Checkpoint, site: Site, settings: Settings, workspace: Room = fresh) -> LayerResult:
+    """Read one MLP and measure it: the whole of a job, wherever it runs.
+
+    Args:
+        checkpoint: the model, opened.
+        site: one of its `sites`.
+        settings: how to measure.
+        workspace: memory for the factors, which are done with when this returns.
+    """
+    layer = checkpoint.stored(site, workspace, settings.memory // 2)
+    result = measure_layer(layer, seed=settings.seed, samples=settings.samples, exact=settings.exact)
+    return replace(result, oddities=tuple(_oddities(layer, result, site)))
+
+
+def measure_layer(layer: LayerRows, *, seed: int = 0, samples: int | None = None, exact: bool = False) -> LayerResult:
+    """Every default measure of one gated MLP.
+
+    Args:
+        layer: its factors.
+        seed: of the Gaussian samples, the mismatched pairs and the Lanczos start; the same seed, the same numbers.
+        samples: Gaussian inputs for the output measures; None for as many as a fixed cost buys.
+        exact: compute spectra and tensor asymmetry exactly whatever that costs (about 6 d_mlp d_model^2 and 5 d_mlp^2
+            d_model flops); otherwise large layers get iterated and sampled values, and no effective ranks.
+
+    Raises:
+        BadOption: seed or samples are not whole numbers of at least 0 and 2.
+    """
+    seed, samples = checked(seed, samples)
+    layer = layer.detach()
+    # named by place, so that a layer's numbers do not depend on which others are measured
+    place = zlib.crc32(f"{layer.tower}/{layer.expert}".encode())
+    streams = np.random.SeedSequence([seed, place, layer.layer]).spawn(3)
+    for_nulls, for_output, for_spectra = (np.random.default_rng(stream) for stream in streams)
+    whole_tensor = exact or tensor.is_cheap(layer)
+    samples = samples or default_samples(layer)
+    pairs = 0 if whole_tensor else max(samples // 2, 2)
+    x = inputs(layer, for_output, max(samples, 2 * pairs))
+    products, sampled = _first_pass(layer, SampledLayer(layer, x, outputs=samples, pairs=pairs))
+    flags = neuron_flags(layer, products)
+    alive = ~(flags["padded"] | flags["non_finite"])
+    whole = alive & ~(flags["zero_gate"] | flags["zero_up"] | flags["zero_down"])
+    spectra, spectra_method = branch_spectra(layer, products, alive, for_spectra, exact=exact or None)
+    if whole_tensor:
+        share, error, tensor_method = tensor.tensor_asymmetry(layer, exact=True, usable=alive, products=products)
+    else:
+        (share, error), tensor_method = sampled.tensor_asymmetry(), tensor.random_pairs(pairs)
+    return LayerResult.of(
+        layer,
+        neurons=neuron_measures(layer, products),
+        flags=flags,
+        nulls=null_measures(layer, whole, for_nulls),
+        scalars=sampled.output_asymmetries() | spectra | {"tensor_asymmetry": share, "tensor_asymmetry_se": error},
+        methods={"spectra": spectra_method, "tensor_asymmetry": tensor_method},
+        samples=samples,
+    )
+
+
+def _first_pass(layer: LayerRows, sampled: SampledLayer) -> tuple[RowProducts, SampledLayer]:
+    """One read of all factors: inner products of every neuron's rows, and outputs at the inputs."""
+    matrices, grams = GramMatrices(layer.d_model), []
+    for block, factors in layer.blocks():
+        grams.append(matrices(*factors))
+        products = RowProducts.of(grams[-1])
+        sampled.add(block, factors, products, ~(padded(products) | non_finite(layer, products, block)))
+    return RowProducts.of(torch.cat(grams)), sampled
+
+
+def checked(seed: int, samples: int | None) -> tuple[int, int | None]:
+    """Seed and number of samples, if they are what they have to be."""
+    seed = whole_number("seed", seed, 0)
+    return seed, samples if samples is None else whole_number("samples", samples, 2, why="a standard error needs them")
+
+
+def _oddities(layer: StoredLayer, result: LayerResult, site: Site) -> list[str]:
+    """What its weights hold that they should not, one sentence each."""
+    bad = np.flatnonzero(result.flags["non_finite"])
+    notes = []
+    if bad.size:
+        which = ", ".join(map(str, bad[:8])) + (" ..." if bad.size > 8 else "")
+        found = ", ".join(_holding(layer, bad)) or "rows whose norm overflows"
+        notes.append(f"{site.where}: {bad.size} neurons hold NaN or infinity ({which}), in {found}; they are left out")
+    if layer.output_bias is not None and not layer.output_bias.isfinite().all():
+        notes.append(f"{site.where}: {layer.sources['down_bias']} holds NaN or infinity; no measure uses it")
+    return notes
+
+
+def _holding(layer: StoredLayer, bad: np.ndarray) -> list[str]:
+    """Names of the tensors that make these neurons not finite."""
+    which = torch.from_numpy(bad)
+    roles = [
+        tensor
+        for tensor, role in (("gate", "query"), ("up", "key"), ("down", "value"))
+        if not all(layer.rows(role, part).isfinite().all() for part in which.split(BLOCK))
+    ]
+    biases = (("gate_bias", layer.query_bias), ("up_bias", layer.key_bias))
+    roles += [role for role, part in biases if part is not None and not part[which].isfinite().all()]
+    if {"gate", "up"} <= {*roles} and len(bad) == layer.d_mlp and "norm" in layer.sources:
+        # the norm's gain is in every row of both
+        roles = ["norm", *(role for role in roles if role not in ("gate", "up"))]
+    if "gate_bias" in roles and "gate_bias" not in layer.sources:  # the norm's bias became the neurons'
+        roles = [role for role in roles if not role.endswith("_bias")] + ["norm_bias"]
+    return list(dict.fromkeys(layer.sources[role] for role in roles if role in layer.sources))
