@@ -61,10 +61,10 @@ def causal(
     Finished layers are kept in DIR/parts until all are: the same command goes on where it was interrupted. The first
     position of every sequence is left alone unless asked for; models park a massive activation there.
     """
+    from ..parts import kept_parts, remove_parts
     from ..text.causal import DEFAULT
     from ..text.causal import causal as run
     from ..text.corpus import read_texts
-    from ..text.parts import kept_parts, remove_parts
     from ..text.saving import save_costs
 
     checkpoint = opening.open(model)
