@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from pathlib import Path
 
 import pandas as pd
 
@@ -16,11 +15,9 @@ from .checkpoint.sites import Site
 from .errors import Unreadable
 from .frames import LayerResult, class_rows, empty_row, join, layer_frame, layer_row, neuron_frame
 from .neuron_file import NeuronFile, common_dtypes, write_neurons
-from .parts import Parts
+from .parts import NEURONS, Parts
 from .report import refusals, write_atomically
 from .results import decode, encode
-
-_NEURONS = "neurons.parquet"
 
 
 class Tables:
@@ -142,7 +139,7 @@ class Kept:
             CannotWrite: it cannot be written; the parts are whole.
         """
         dtypes = common_dtypes(self._frames(tables, model, sites))
-        path = Path(self._parts.directory) / _NEURONS
+        path = self._parts.directory / NEURONS
 
         def layers() -> Iterator[pd.DataFrame]:
             for _, group in groupby(sites, key=lambda site: (site.tower, site.layer)):

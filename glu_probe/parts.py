@@ -20,11 +20,12 @@ from .errors import AlreadyRunning, BadOption, Unreadable
 from .report import prepare_directory, refusals, write_atomically, write_text
 
 _RUN, _LOCK, _OWNER = "run.json", "lock", "owner.json"
+NEURONS = "neurons.parquet"  # made from all results, by who has neurons
 _ENDING = ".result"
 _FORMAT = 1  # of the files of results
 _SHOWN = 3  # differences to another run
 _UNFIT = re.compile(r"[^\w., +-]")  # for a file's name
-_UNFINISHED = re.compile(r"\..+\.(?P<pid>\d+)\.part")
+_UNFINISHED = re.compile(r"\..+\.(result|json|parquet|csv|html|png)\.(?P<pid>\d+)\.part")
 
 
 class Parts:
@@ -121,25 +122,26 @@ def exclusive(directory: Path) -> Iterator[None]:
     """
     import filelock
 
-    with refusals(directory):
-        lock = filelock.FileLock(directory / _LOCK, timeout=0, is_singleton=True)
-        nested = lock.is_locked
-        try:
+    lock = filelock.FileLock(directory / _LOCK, timeout=0, is_singleton=True)
+    nested = lock.is_locked
+    try:
+        with refusals(directory):
             lock.acquire()
-        except filelock.Timeout:
-            raise AlreadyRunning(
-                f"another run is writing here{_owner(directory)}", where=directory,
-                hint="Wait until it is done, or choose another directory",
-            ) from None  # fmt: skip
-        try:
-            if not nested:
+    except filelock.Timeout:
+        raise AlreadyRunning(
+            f"another run is writing here{_owner(directory)}", where=directory,
+            hint="Wait until it is done, or choose another directory",
+        ) from None  # fmt: skip
+    try:
+        if not nested:
+            with refusals(directory):
                 remove_unfinished(directory)
                 write_text(directory / _OWNER, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}) + "\n")
-            yield
-        finally:
-            if not nested:
-                (directory / _OWNER).unlink(missing_ok=True)
-            lock.release()
+        yield
+    finally:
+        if not nested:
+            (directory / _OWNER).unlink(missing_ok=True)
+        lock.release()
 
 
 def _owner(directory: Path) -> str:
@@ -181,18 +183,29 @@ def remove_parts(directory: str | os.PathLike) -> None:
 
     Raises:
         AlreadyRunning: a run is writing there.
+        CannotWrite: something cannot be removed.
     """
     directory = Path(directory)
     if not directory.is_dir():
         return
     with exclusive(directory):
-        # what the run is goes last, so that what is left at any moment is known by it
-        for path in (*directory.glob(f"*{_ENDING}"), directory / "neurons.parquet", directory / _RUN):
-            path.unlink(missing_ok=True)
-        (directory / _OWNER).unlink(missing_ok=True)
-        (directory / _LOCK).unlink(missing_ok=True)
+        discard(directory)
         with contextlib.suppress(OSError):
+            for name in (_OWNER, _LOCK):
+                (directory / name).unlink(missing_ok=True)
             directory.rmdir()
+
+
+def discard(directory: Path) -> None:
+    """Remove what was kept of a run, so that another one can begin.
+
+    Raises:
+        CannotWrite: something cannot be removed.
+    """
+    with refusals(directory):
+        # what run it is goes last: whatever is left at any moment, this is known of it
+        for path in (*directory.glob(f"*{_ENDING}"), directory / NEURONS, directory / _RUN):
+            path.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> Any:
