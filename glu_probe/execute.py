@@ -18,8 +18,8 @@ from .checkpoint.memory import Workspace
 from .checkpoint.sites import Site
 from .errors import BadOption, WorkersLost
 from .frames import LayerResult
-from .identity import file_stamps
-from .jobs import Job, Outcome, Ticket, measured, refuse_changed
+from .identity import WatchedFiles
+from .jobs import Job, Outcome, Ticket, measured
 from .pools import DaskCluster, Pool, Processes, RayCluster, Threads
 from .probing import Settings
 
@@ -75,18 +75,18 @@ def measure_sites(
             f"the backend {backend.name} for a model in memory, which other processes do not have",
             where=checkpoint.name, hint="Use the backend threads, or save the model and give its directory",
         )  # fmt: skip
-    stamps, workspace = file_stamps(checkpoint), Workspace()
+    files, workspace = WatchedFiles(checkpoint), Workspace()
     if backend.name == "serial":
         for site in sites:
-            yield site, measured(checkpoint, site, settings, workspace, stamps)
+            yield site, measured(checkpoint, site, settings, workspace, files)
         return
     if not sites:
         return
     numbers = {id(site): number for number, site in enumerate(checkpoint.sites)}
-    pool = _pool(backend, checkpoint, stamps)
+    pool = _pool(backend, checkpoint, files)
     try:
         ticket = Ticket.of(checkpoint) if checkpoint.in_files else Ticket("", (), b"", "")
-        refuse_changed(checkpoint, stamps)
+        files.refuse_changed()
         jobs = [Job(ticket, numbers[id(site)], settings, pool.threads) for site in sites]
         for job, outcome in _outcomes(pool, jobs, checkpoint):
             yield checkpoint.sites[job.number], outcome.get()
@@ -94,23 +94,23 @@ def measure_sites(
         pool.close()
 
 
-def _pool(backend: Backend, checkpoint: Checkpoint, stamps: dict[str, list[int]]) -> Pool:
+def _pool(backend: Backend, checkpoint: Checkpoint, files: WatchedFiles) -> Pool:
     if backend.name == "dask":
         return DaskCluster(backend.address, backend.workers)
     if backend.name == "ray":
         return RayCluster(backend.address, backend.workers)
     if backend.name == "processes":
         return Processes(backend.workers)
-    return Threads(backend.workers, _Shared(checkpoint, stamps))
+    return Threads(backend.workers, _Shared(checkpoint, files))
 
 
 class _Shared:
     """The work of a thread: on the checkpoint that all share, in memory of its own."""
 
-    def __init__(self, checkpoint: Checkpoint, stamps: dict[str, list[int]]) -> None:
+    def __init__(self, checkpoint: Checkpoint, files: WatchedFiles) -> None:
         import threading
 
-        self._checkpoint, self._stamps, self._own = checkpoint, stamps, threading.local()
+        self._checkpoint, self._files, self._own = checkpoint, files, threading.local()
 
     def __call__(self, job: Job) -> Outcome:
         """Do a job."""
@@ -120,7 +120,7 @@ class _Shared:
         if not hasattr(self._own, "workspace"):
             self._own.workspace = Workspace()
         site = self._checkpoint.sites[job.number]
-        return Outcome(measured(self._checkpoint, site, job.settings, self._own.workspace, self._stamps))
+        return Outcome(measured(self._checkpoint, site, job.settings, self._own.workspace, self._files))
 
 
 def _outcomes(pool: Pool, jobs: Sequence[Job], checkpoint: Checkpoint) -> Iterator[tuple[Job, Outcome]]:

@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .checkpoint.sniff import file_facts
+from .errors import ChangedFiles
 from .report import software_versions
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ def identity(checkpoint: Checkpoint) -> dict[str, Any]:
         out["files"] = {file["name"]: file["bytes"] for file in facts["files"]}
     else:
         out["path"] = os.path.abspath(facts["path"]) if "path" in facts else facts["ref"]
-        out["files"] = file_stamps(checkpoint)
+        out["files"] = WatchedFiles(checkpoint).stamps
     out["reading"] = {
         tower: {name: value for name, value in read.items() if name != "dtypes"}
         for tower, read in facts["towers"].items()
@@ -44,24 +46,56 @@ def identity(checkpoint: Checkpoint) -> dict[str, Any]:
     return json.loads(json.dumps(out))
 
 
-def file_stamps(checkpoint: Checkpoint) -> dict[str, list[int]]:
-    """Size in bytes and modification time in ns of every local file as they are now, by name; nothing of a repository.
+class WatchedFiles:
+    """The local files of a checkpoint, which should stay what they are while it is measured.
 
-    A commit does not change, and a model in memory has no files.
+    A commit of a repository does not change, and a model in memory has no files: of these nothing is watched.
     """
-    facts = checkpoint.provenance()
-    if "repository" in facts or "path" not in facts:
-        return {}
-    place = Path(facts["path"])
-    stamps = {}
-    for file in facts["files"]:
-        path = place / file["name"] if place.is_dir() else place.with_name(file["name"])
-        try:
-            found = path.stat()
-            stamps[file["name"]] = [found.st_size, found.st_mtime_ns]
-        except OSError:
-            stamps[file["name"]] = [0, 0]  # no longer there: like no file that ever was
-    return stamps
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        """Look at the files.
+
+        Raises:
+            ChangedFiles: one is not what it was when the checkpoint was opened.
+        """
+        facts = checkpoint.provenance()
+        local = "repository" not in facts and "path" in facts
+        place = Path(facts["path"]) if local else Path()
+        self._ref = checkpoint.ref
+        self._paths = {
+            file["name"]: place / file["name"] if place.is_dir() else place.with_name(file["name"])
+            for file in (facts["files"] if local else ())
+        }
+        for file in facts["files"] if local else ():
+            try:
+                same = file_facts(self._paths[file["name"]]) == file
+            except OSError:
+                same = False
+            if not same:
+                raise self._changed(file["name"], "since it was opened")
+        self.stamps = {name: _stamp(path) for name, path in self._paths.items()}
+
+    def refuse_changed(self) -> None:
+        """Make sure that they are what they were.
+
+        Raises:
+            ChangedFiles: one of them is not.
+        """
+        for name, path in self._paths.items():
+            if _stamp(path) != self.stamps[name]:
+                raise self._changed(name, "while it was measured")
+
+    def _changed(self, name: str, when: str) -> ChangedFiles:
+        return ChangedFiles(f"{name} changed {when}", where=self._ref, hint="Begin again when nothing writes to it")
+
+
+def _stamp(path: Path) -> list[int]:
+    """Size in bytes and modification time in ns; nothing of a file that is gone."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return []
+    return [stat.st_size, stat.st_mtime_ns]
 
 
 def running_software() -> dict[str, str]:

@@ -23,8 +23,9 @@ from .checkpoint.rules import Options
 from .checkpoint.sites import Site
 from .errors import ChangedFiles, GluProbeError
 from .frames import LayerResult
-from .identity import file_stamps, identity, running_software
+from .identity import WatchedFiles, identity, running_software
 from .probing import Settings, measure_site
+from .thread_limits import one_blas_thread
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,10 @@ def run(job: Job) -> Outcome:
         import torch
 
         torch.set_num_threads(job.threads)
-        checkpoint = _opened(job.ticket)
-        site = checkpoint.sites[job.number]
-        return Outcome(measured(checkpoint, site, job.settings, _held.workspace, _held.stamps))
+        with one_blas_thread():
+            checkpoint = _opened(job.ticket)
+            site = checkpoint.sites[job.number]
+            return Outcome(measured(checkpoint, site, job.settings, _held.workspace, _held.files))
     except Exception as error:
         return Outcome.failed(error)
 
@@ -151,7 +153,7 @@ def _opened(ticket: Ticket) -> Checkpoint:
                 where=ticket.ref,
                 hint="Begin again when nothing writes to it; all workers need the same versions and the same kind of processor",
             )
-        _held.checkpoint, _held.workspace, _held.stamps = checkpoint, Workspace(), file_stamps(checkpoint)
+        _held.checkpoint, _held.workspace, _held.files = checkpoint, Workspace(), WatchedFiles(checkpoint)
         _held.ticket = ticket
     return _held.checkpoint
 
@@ -168,37 +170,22 @@ def _difference(name: str, there: Mapping[str, Any], here: Mapping[str, Any]) ->
 
 
 def measured(
-    checkpoint: Checkpoint, site: Site, settings: Settings, workspace: Room, stamps: Mapping[str, list[int]]
+    checkpoint: Checkpoint, site: Site, settings: Settings, workspace: Room, files: WatchedFiles
 ) -> LayerResult:
     """`measure_site`, with errors that name the layer, of files that are still as they were when this is done.
 
     Raises:
-        ChangedFiles: they are not what `file_stamps` gave before.
+        ChangedFiles: one of them is not.
     """
     try:
         result = measure_site(checkpoint, site, settings, workspace)
     except GluProbeError as error:
-        refuse_changed(checkpoint, stamps)
+        files.refuse_changed()
         error.within(site.where)
         raise
     except Exception as error:
         if hasattr(error, "add_note"):  # from Python 3.11 on
             error.add_note(f"while {checkpoint.name}, {site.where} was measured")
         raise
-    refuse_changed(checkpoint, stamps)
+    files.refuse_changed()
     return result
-
-
-def refuse_changed(checkpoint: Checkpoint, stamps: Mapping[str, list[int]]) -> None:
-    """Make sure that files are what they were.
-
-    Raises:
-        ChangedFiles: one of them is not.
-    """
-    now = file_stamps(checkpoint)
-    changed = [name for name in stamps if now.get(name) != stamps[name]]
-    if changed:
-        raise ChangedFiles(
-            f"{changed[0]} changed while it was measured", where=checkpoint.ref,
-            hint="Begin again when nothing writes to it",
-        )  # fmt: skip

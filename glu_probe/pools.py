@@ -15,9 +15,10 @@ from typing import Any, Protocol
 
 from .errors import BadOption, MissingLibrary, WorkersLost
 from .jobs import Job, Outcome, run
+from .thread_limits import cores, share_of_cores
 
 _PATIENCE = 30  # seconds for a cluster to answer
-_THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 class Pool(Protocol):
@@ -44,22 +45,6 @@ class Pool(Protocol):
     def close(self) -> None:
         """Let go of the workers, whatever they do at the moment."""
         ...
-
-
-def share_of_cores(workers: int) -> int:
-    """How many threads each of so many workers may use, so that together they use no more than there are cores."""
-    import loky
-
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    share = max(1, loky.cpu_count() // workers)
-    return min(share, int(given)) if given.isdigit() and int(given) else share
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    import loky
-
-    return loky.cpu_count()
 
 
 class Threads:

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +30,10 @@ from .neurons import GatedLayer
 from .parts import Parts
 from .report import Report, software_versions
 from .selection import select_layers
+from .thread_limits import one_blas_thread
+
+if TYPE_CHECKING:
+    from .execute import Backend
 
 Progress = Callable[[Iterable[Site]], Iterable[Site]]
 
@@ -138,31 +142,27 @@ def probe(
     Raises:
         GluProbeError: one of its subclasses.
     """
-    from .execute import Backend, measure_sites
+    from .execute import Backend
 
     where = Backend(backend, workers, address)
     checkpoint = _opened(model, options)
     settings = Settings(*_checked(seed, samples), exact)
     sites, without = _chosen(checkpoint, layers, towers)
     tables = Tables(checkpoint.name)
-
-    def measured(waiting: list[Site]) -> Iterator[tuple[Site, LayerResult]]:
-        with closing(measure_sites(checkpoint, waiting, settings, where)) as results:
-            for _ in progress(waiting):
-                site, result = next(results)
-                _refuse_odd(result, strict)
-                yield site, result
-
-    if parts is None:
-        neurons = in_memory(tables, checkpoint.name, sites, measured(sites))
-    else:
-        with Parts(parts, _run_facts(checkpoint, settings)) as directory:
-            kept = Kept(directory, checkpoint.sites)
-            for site, result in measured([site for site in sites if not kept.has(site)]):
-                kept.keep(site, result)
-            for site in sites if strict else ():
-                _refuse_odd(kept.of(site), strict)
-            neurons = kept.assemble(tables, checkpoint.name, sites)
+    with one_blas_thread():
+        if parts is None:
+            with closing(_measured(checkpoint, sites, settings, where, strict, progress)) as results:
+                neurons = in_memory(tables, checkpoint.name, sites, results)
+        else:
+            with Parts(parts, _run_facts(checkpoint, settings)) as directory:
+                kept = Kept(directory, checkpoint.sites)
+                waiting = [site for site in sites if not kept.has(site)]
+                with closing(_measured(checkpoint, waiting, settings, where, strict, progress)) as results:
+                    for site, result in results:
+                        kept.keep(site, result)
+                for site in sites if strict else ():
+                    _refuse_odd(kept.of(site), strict)
+                neurons = kept.assemble(tables, checkpoint.name, sites)
     provenance = checkpoint.provenance() | {
         "layers": sorted({site.layer for site in sites}),
         "seed": settings.seed,
@@ -172,6 +172,19 @@ def probe(
     }
     provenance["notes"] = [*provenance["notes"], *tables.notes]
     return Report(tables.layers(without), neurons, tables.classes(), provenance)
+
+
+def _measured(
+    checkpoint: Checkpoint, sites: list[Site], settings: Settings, where: Backend, strict: bool, progress: Progress
+) -> Iterator[tuple[Site, LayerResult]]:
+    """Results as they come, a step of the progress for each."""
+    from .execute import measure_sites
+
+    with closing(measure_sites(checkpoint, sites, settings, where)) as results:
+        for _ in progress(sites):
+            site, result = next(results)
+            _refuse_odd(result, strict)
+            yield site, result
 
 
 def _run_facts(checkpoint: Checkpoint, settings: Settings) -> dict[str, Any]:

@@ -710,7 +710,7 @@ def all_families() -> tuple[Family, ...]:
 
 def registered_families() -> tuple[Family, ...]:
     """What was registered in this process."""
-    return tuple(dict.fromkeys(_REGISTERED.values()))
+    return tuple({id(family): family for family in _REGISTERED.values()}.values())
 
 
 def enter(family: Family) -> None:
