@@ -20,8 +20,18 @@ class GluProbeError(Exception):
 
     def __init__(self, what: str, *, where: object = None, hint: str | None = None) -> None:
         self.what, self.where, self.hint = what, None if where is None else str(where), hint
-        text = f"{self.where}: {what}" if self.where else what
-        super().__init__(f"{text}. {hint}" if hint else text)
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{text}. {self.hint}" if self.hint else text
+
+    def within(self, where: str) -> GluProbeError:
+        """This error, which also says in what larger thing it was met, unless it does so already."""
+        if where not in self._text():
+            self.where = f"{where}: {self.where}" if self.where else where
+            self.args = (self._text(),)
+        return self
 
 
 class UnsupportedModel(GluProbeError):
@@ -189,8 +199,23 @@ class CannotWrite(GluProbeError):
     """Results cannot be written where they were to go; what stood there is as it was."""
 
 
+class AlreadyRunning(GluProbeError):
+    """Another run writes into the same directory."""
+
+
 class NoReport(GluProbeError):
     """A directory holds no saved report, or an incomplete one."""
+
+
+# -- work that is done elsewhere --------------------------------------------------------------
+
+
+class ChangedFiles(GluProbeError):
+    """The files of a checkpoint changed during a run, or a worker finds others, or reads them otherwise."""
+
+
+class WorkersLost(GluProbeError):
+    """Workers died again and again, or cannot be reached."""
 
 
 # -- texts, and models that run them --------------------------------------------------------------

@@ -5,12 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+# of the neuron frame, that sentences are made of
+COLUMNS = (
+    "tower", "layer", "neuron", "output_energy", "exchange_asymmetry", "exchange_asymmetry_text", "bilinear_share_text",
+)  # fmt: skip
+
 
 def findings(layers: pd.DataFrame, neurons: pd.DataFrame) -> list[str]:
     """Sentences about the model, each with its numbers; what is missing is said to be missing.
 
     Args:
-        layers, neurons: the frames of a report.
+        layers, neurons: the frames of a report; of the second, `COLUMNS` are used.
     """
     gated = layers[~layers["no_mlp"].astype(bool)]
     if gated.empty:

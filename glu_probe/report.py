@@ -16,6 +16,7 @@ from typing import Any
 import pandas as pd
 
 from .errors import BadOption, CannotWrite, NoReport
+from .neuron_file import NeuronFile, by_layer, common_dtypes, write_neurons
 
 _LAYER_TABLE = (
     "layer", "group", "n_neurons", "exchange_asymmetry_relu_ratio", "query_norm_median", "abs_cos_qk_mean", "abs_cos_qk_null_mean", "cos_kv_mean",
@@ -26,6 +27,24 @@ _LAYER_TABLE = (
 )  # fmt: skip
 
 
+class _ReadWhenUsed:
+    """The field of a frame, which may hold the file that the frame lies in: it is read when it is asked for, and kept."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, report: Report | None, owner: type | None = None) -> pd.DataFrame:
+        if report is None:  # the field has no default
+            raise AttributeError(self._name)
+        held = report.__dict__[self._name]
+        if isinstance(held, NeuronFile):
+            held = report.__dict__[self._name] = held.read()
+        return held
+
+    def __set__(self, report: Report, value: pd.DataFrame | NeuronFile) -> None:
+        report.__dict__[self._name] = value
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Report:
     """What was measured on one model.
@@ -33,7 +52,8 @@ class Report:
     Attributes:
         layers: a row per layer and expert group; `<measure>_mean`, `_median`, `_q05`, `_q95`, `_weighted`, nulls and
             effect sizes, layer measures, counts of odd neurons.
-        neurons: a row per neuron, with every neuron measure, `io_class` and `flag` (what is odd about it, or "").
+        neurons: a row per neuron, with every neuron measure, `io_class` and `flag` (what is odd about it, or ""). It may
+            be given as a `NeuronFile`, and is then read when it is first used.
         classes: fractions of the input-output classes per layer over a sweep of thresholds.
         provenance: files or revision, family, activation, norm, options, seed, versions, and `notes`, what a reader
             must know. JSON-ready; "text" in it is what was run, if anything was.
@@ -41,20 +61,28 @@ class Report:
     """
 
     layers: pd.DataFrame
-    neurons: pd.DataFrame
+    neurons: pd.DataFrame = _ReadWhenUsed()
     classes: pd.DataFrame
     provenance: dict[str, Any] = field(default_factory=dict)
     contexts: pd.DataFrame | None = None
 
     def __repr__(self) -> str:
-        return f"Report({self.provenance.get('model')}: {len(self.layers)} rows of layers, {len(self.neurons)} neurons)"
+        held = self.__dict__["neurons"]
+        count = held.rows if isinstance(held, NeuronFile) else len(held)
+        return f"Report({self.provenance.get('model')}: {len(self.layers)} rows of layers, {count} neurons)"
+
+    def neuron_columns(self, *names: str) -> pd.DataFrame:
+        """Some columns of the neuron frame, as far as it has them; what is in a file stays there."""
+        held = self.__dict__["neurons"]
+        known = [name for name in names if name in held.columns]
+        return held.read(known) if isinstance(held, NeuronFile) else held[known]
 
     @property
     def findings(self) -> list[str]:
         """The main results as sentences."""
-        from .findings import findings
+        from .findings import COLUMNS, findings
 
-        return findings(self.layers, self.neurons)
+        return findings(self.layers, self.neuron_columns(*COLUMNS))
 
     def save(self, directory: str | os.PathLike, *, figures: bool = True) -> list[str]:
         """Write everything into a directory, data first: layers.csv, layers.parquet, neurons.parquet, classes.csv,
@@ -69,10 +97,10 @@ class Report:
             CannotWrite: the directory or a file in it cannot be written.
         """
         directory = prepare_directory(directory)
-        with _refusals(directory):
+        with refusals(directory):
             write_atomically(directory / "layers.parquet", self.layers.to_parquet)
             write_atomically(directory / "layers.csv", lambda path: self.layers.to_csv(path, index=False))
-            write_atomically(directory / "neurons.parquet", self.neurons.to_parquet)
+            self._save_neurons(directory / "neurons.parquet")
             write_atomically(directory / "classes.csv", lambda path: self.classes.to_csv(path, index=False))
             for name, write in _contexts_files(self.contexts):
                 if write is None:  # of another run that was saved here
@@ -82,11 +110,19 @@ class Report:
             write_text(directory / "provenance.json", json.dumps(self.provenance, indent=2, allow_nan=False) + "\n")
         return self.draw(directory) if figures else []
 
+    def _save_neurons(self, path: Path) -> None:
+        held = self.__dict__["neurons"]
+        if isinstance(held, pd.DataFrame):
+            write_atomically(path, lambda temporary: write_neurons(temporary, by_layer(held), common_dtypes([held])))
+        elif held.path != path.absolute():
+            write_atomically(path, held.copy_to)
+            self.__dict__["neurons"] = NeuronFile(path)
+
     def draw(self, directory: str | os.PathLike) -> list[str]:
         """Write figures/*.png and report.html alone; see `save`."""
         directory = prepare_directory(directory)
         pictures, troubles = self._pictures()
-        with _refusals(directory):
+        with refusals(directory):
             (directory / "figures").mkdir(exist_ok=True)
             for picture in pictures:
                 if picture["png"]:
@@ -108,7 +144,7 @@ class Report:
         try:
             provenance = json.loads((directory / "provenance.json").read_text(encoding="utf-8"))
             layers = pd.read_parquet(directory / "layers.parquet")
-            neurons = pd.read_parquet(directory / "neurons.parquet")
+            neurons = NeuronFile(directory / "neurons.parquet")
             names = dict.fromkeys(("model", "tower", "group", "io_class"), str)
             # a model may be called 007, or NA
             classes = pd.read_csv(
@@ -176,7 +212,7 @@ def _contexts_files(contexts: pd.DataFrame | None) -> list[tuple[str, Callable[[
 def _figures(report: Report) -> Iterator[tuple[str, str, str, tuple[float, float], Callable]]:
     from . import figures as f
 
-    layers, neurons = report.layers, report.neurons
+    layers = report.layers
     wide = max(6.5, 3.4 + 0.11 * len(layers))
     yield (
         "heatmap", "Every layer at a glance",
@@ -192,7 +228,9 @@ def _figures(report: Report) -> Iterator[tuple[str, str, str, tuple[float, float
     )  # fmt: skip
     yield (
         "phase_diagram_neurons", "All neurons in the same picture", "Density of neurons, on a logarithmic colour scale.",
-        (7.0, 4.6), lambda ax: f.phase_diagram(neurons, activation=f._only_activation(layers), ax=ax),
+        (7.0, 4.6), lambda ax: f.phase_diagram(
+            report.neuron_columns("layer", "query_norm", "abs_cos_qk"), activation=f._only_activation(layers), ax=ax
+        ),
     )  # fmt: skip
     yield (
         "relu_ratio", "Is this layer bilinear or ReGLU?",
@@ -237,7 +275,7 @@ def _figures(report: Report) -> Iterator[tuple[str, str, str, tuple[float, float
     yield (
         "neuron_scatter", "Alignment and writing, neuron by neuron",
         "Right: gate and up read the same direction. Up: the neuron writes along what its up branch reads. Down: against it.",
-        (6.6, 4.4), lambda ax: f.neuron_scatter(neurons, ax=ax),
+        (6.6, 4.4), lambda ax: f.neuron_scatter(report.neuron_columns("abs_cos_qk", "cos_kv", "layer"), ax=ax),
     )  # fmt: skip
     yield from _expert_figures(report)
     yield from _text_figures(report)
@@ -247,7 +285,7 @@ def _expert_figures(report: Report) -> Iterator[tuple[str, str, str, tuple[float
     """Pictures of every stack that has routed experts."""
     from . import figures as f
 
-    layers, neurons = report.layers, report.neurons
+    layers = report.layers
     routed = layers[layers["group"] == "routed"]
     for tower in dict.fromkeys(routed["tower"]):
         experts = int(routed.loc[routed["tower"] == tower, "n_experts"].max())
@@ -261,7 +299,9 @@ def _expert_figures(report: Report) -> Iterator[tuple[str, str, str, tuple[float
                 f"experts_{measure}{suffix}", f"{title}, expert by expert{where}",
                 f"Mean {measure} of each routed expert's neurons: a column per layer, a row per expert. Experts of different "
                 "layers have nothing to do with each other; what to look for is experts that differ from the rest of their layer.",
-                size, lambda ax, m=measure, t=tower: f.expert_heatmap(neurons, m, tower=t, ax=ax),
+                size, lambda ax, m=measure, t=tower: f.expert_heatmap(
+                    report.neuron_columns("layer", "tower", "expert", m), m, tower=t, ax=ax
+                ),
             )  # fmt: skip
 
 
@@ -282,7 +322,9 @@ def _text_figures(report: Report) -> Iterator[tuple[str, str, str, tuple[float, 
     yield (
         "text_scatter", "Exchange asymmetry of every neuron, Gaussian input against text",
         "On the line a neuron is as asymmetric on text as on isotropic input.",
-        (6.6, 4.8), lambda ax: f.text_scatter(report.neurons, ax=ax),
+        (6.6, 4.8), lambda ax: f.text_scatter(
+            report.neuron_columns("layer", "exchange_asymmetry", "exchange_asymmetry_text"), ax=ax
+        ),
     )  # fmt: skip
 
 
@@ -338,7 +380,7 @@ def prepare_directory(directory: str | os.PathLike) -> Path:
     blocking = next((part for part in (path, *path.parents) if part.is_file()), None)
     if blocking is not None:
         raise CannotWrite("this is a file, not a directory", where=blocking, hint="Choose another directory with -o")
-    with _refusals(path):
+    with refusals(path):
         path.mkdir(parents=True, exist_ok=True)
     if not os.access(path, os.W_OK):
         raise CannotWrite("the directory may not be written", where=path, hint="Choose another with -o")
@@ -346,7 +388,8 @@ def prepare_directory(directory: str | os.PathLike) -> Path:
 
 
 @contextlib.contextmanager
-def _refusals(where: Path) -> Iterator[None]:
+def refusals(where: Path) -> Iterator[None]:
+    """Errors of the system as CannotWrite."""
     try:
         yield
     except OSError as error:
@@ -357,13 +400,27 @@ def _refusals(where: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file beside `path`, then rename it: under the final name it is whole or not there."""
+    """Let `write` fill a temporary file beside `path`, then rename it: under the final name it is whole or not there.
+
+    That holds if the machine itself stops, too: the data is on the disk before the name is.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         write(temporary)
+        _flush(temporary, os.O_RDWR)
         os.replace(temporary, path)
+        with contextlib.suppress(OSError):  # not every system opens directories
+            _flush(path.parent, os.O_RDONLY)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _flush(path: Path, mode: int) -> None:
+    opened = os.open(path, mode)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -705,7 +705,12 @@ PLAIN = frozenset(
 
 def all_families() -> tuple[Family, ...]:
     """The table, and behind it what was registered."""
-    return (*FAMILIES, *dict.fromkeys(_REGISTERED.values()))
+    return (*FAMILIES, *registered_families())
+
+
+def registered_families() -> tuple[Family, ...]:
+    """What was registered in this process."""
+    return tuple({id(family): family for family in _REGISTERED.values()}.values())
 
 
 def enter(family: Family) -> None:

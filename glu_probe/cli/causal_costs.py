@@ -9,7 +9,7 @@ import typer
 from .application import app
 from .options import AsJson, Device, Dtype, Layers, Length, Model, Opening, Out, Text, spread
 from .printing import echo, estimate, notes, number, print_json, progress, records
-from .saving import command_line, output_directory
+from .saving import command_line, parts_directory
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,22 +64,12 @@ def causal(
     from ..text.causal import DEFAULT
     from ..text.causal import causal as run
     from ..text.corpus import read_texts
-    from ..text.parts import kept_parts, remove_parts
     from ..text.saving import save_costs
 
     checkpoint = opening.open(model)
     source = [document.text for document in read_texts(text)] if text == "-" else text  # it can be read once
     common = {"layers": layers, "length": length, "first_position": first_position, "device": device, "dtype": dtype}
-    parts = out.expanduser() / "parts"
-
-    def keep_finished() -> str:
-        finished = kept_parts(parts)
-        if finished:
-            return f"{finished} finished in {parts}: the same command goes on from there"
-        remove_parts(parts)
-        return "nothing was finished"
-
-    with output_directory(out, after_failure=keep_finished):
+    with parts_directory(out) as parts:
         costs = run(
             checkpoint,
             source,
@@ -95,10 +85,9 @@ def causal(
             estimate=estimate("the runs take"),
             **common,
         )
-    notes(checkpoint.notes)
-    facts = checkpoint.provenance()
-    notes(save_costs(costs, out, facts=facts, command=command_line(), figures=figures))
-    remove_parts(parts)
+        notes(checkpoint.notes)
+        facts = checkpoint.provenance()
+        notes(save_costs(costs, out, facts=facts, command=command_line(), figures=figures))
     if as_json:
         rows = records(costs, decimals=15)
         print_json({"directory": str(out), "costs": rows, "provenance": {**facts, **costs.attrs}})

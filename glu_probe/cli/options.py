@@ -96,6 +96,29 @@ class Folding(InputFolding):
     fold_post_norm: FoldPostNorm = False
 
 
+# -- where it runs -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Running:
+    """Where MLPs are measured; the fields are keywords of `probe`."""
+
+    backend: Annotated[
+        str,
+        typer.Option(metavar="serial|threads|processes|dask|ray", help="Where to measure; it changes no number."),
+    ] = "serial"
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="MLPs at once, each in memory of its own; as many as cores by default."),
+    ] = None
+    address: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Of a running Dask or Ray cluster, as tcp://HOST:8786.")
+    ] = None
+    memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="Bound on the memory of each worker, as 512MB; it changes no number.")
+    ] = "1GB"
+
+
 def spread(command: Callable[..., None]) -> Callable[..., None]:
     """The command with the fields of every dataclass among its parameters in place of that parameter.
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .application import app
-from .options import AsJson, Figures, Folding, Layers, Model, Out, Seed, spread
+from .options import AsJson, Figures, Folding, Layers, Model, Out, Running, Seed, spread
 from .printing import echo, notes, print_json, progress
-from .saving import save_report, written
+from .saving import parts_directory, save, save_report, written
 
 if TYPE_CHECKING:
     from ..checkpoint.checkpoint import Checkpoint
@@ -33,13 +33,23 @@ def report(
         bool, typer.Option(help="Spectra and tensor asymmetry exactly, whatever that costs on large layers.")
     ] = False,
     strict: Annotated[bool, typer.Option(help="Stop at NaN or infinity instead of counting them.")] = False,
+    running: Running,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Begin anew: remove the parts of an interrupted run in DIR.")
+    ] = False,
     figures: Figures = True,
     as_json: AsJson = False,
 ) -> None:
-    """Measure every layer: frames, figures, a page."""
+    """Measure every layer: frames, figures, a page.
+
+    Finished layers are kept in DIR/parts until all is written: the same command goes on where it was interrupted, on
+    whatever backend.
+    """
     checkpoint = opening.open(model)
     options = {"layers": layers, "seed": seed, "samples": samples, "exact": exact, "strict": strict}
-    result = save_report(out, figures, lambda: weight_report(checkpoint, **options))
+    with parts_directory(out, fresh=fresh) as parts:
+        result = weight_report(checkpoint, parts=parts, **options, **vars(running))
+        save(result, out, figures)
     if as_json:
         print_json({"directory": str(out), "findings": result.findings, "provenance": result.provenance})
         return

@@ -53,15 +53,62 @@ def output_directory(out: Path | None, *, after_failure: Callable[[], str]) -> I
         raise
 
 
+@contextmanager
+def parts_directory(out: Path, *, fresh: bool = False) -> Iterator[Path]:
+    """The directory of parts of a run whose results go to `out`, while the body makes and writes them.
+
+    Parts are there until all is written. No other run may have them at the same time.
+
+    Args:
+        out: the directory, as for `output_directory`.
+        fresh: remove the parts of an earlier run first.
+
+    Raises:
+        AlreadyRunning: another run has them.
+    """
+    from ..errors import AlreadyRunning, BadOption, GluProbeError
+    from ..parts import discard, exclusive, kept_parts, remove_parts, remove_unfinished
+    from ..report import prepare_directory
+
+    parts = out.expanduser() / "parts"
+
+    def finished() -> str:
+        count = kept_parts(parts)
+        return f"{count} finished in {parts}: the same command goes on from there" if count else "nothing was finished"
+
+    with output_directory(out, after_failure=finished):
+        prepare_directory(parts)
+        with exclusive(parts):
+            for place in (parts.parent, parts.parent / "figures"):
+                if place.is_dir():
+                    remove_unfinished(place)
+            if fresh:
+                discard(parts)
+            try:
+                yield parts
+            except BaseException as error:
+                if not kept_parts(parts):
+                    remove_parts(parts)
+                elif isinstance(error, GluProbeError) and not isinstance(error, (BadOption, AlreadyRunning)):
+                    notes([f"{kept_parts(parts)} finished are kept in {parts}"])
+                raise
+            remove_parts(parts)
+
+
 def save_report(out: Path | None, figures: bool, make: Callable[[], Report]) -> Report:
     """Make a report and write it, if anywhere; its notes are printed."""
     with output_directory(out, after_failure=lambda: f"nothing was written{f' to {out}' if out else ''}"):
         result = make()
+    save(result, out, figures)
+    return result
+
+
+def save(result: Report, out: Path | None, figures: bool) -> None:
+    """Write a report, if anywhere; its notes are printed."""
     result.provenance["command"] = command_line()
     notes(result.provenance["notes"])
     if out is not None:
         notes(result.save(out, figures=figures))
-    return result
 
 
 def written(out: Path, figures: bool) -> str:

@@ -12,9 +12,11 @@ coefficient changes most, and is repeated with the first of them spared.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pandas as pd
@@ -25,13 +27,14 @@ from ..arguments import whole_number
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.sites import Site
 from ..errors import BadOption
+from ..identity import text_software, weights_sha256
+from ..parts import Parts
 from ..probing import probe
 from ..selection import select_layers
 from .activations import opened, text_model
 from .corpus import Tokens
 from .interventions import INTERVENTIONS, Calibration, Fitted, change
 from .language_model import LanguageModel
-from .parts import Parts, running_versions, weights_sha256
 from .runs import BATCH_TOKENS, Case, Cost, Runs
 from .targets import PerNeuron, Target, ranking, targets_of, with_subsets
 
@@ -125,13 +128,11 @@ def causal(
             "subset": None if subset is None else [*subset[:2], _frame_sha256(subset[2], subset[0])],
         }  # fmt: skip
         attrs = {
-            "text": evaluation.words(), "calibration": fitting.words(), "options": facts, "versions": running_versions(),
+            "text": evaluation.words(), "calibration": fitting.words(), "options": facts, "versions": text_software(),
         }  # fmt: skip
-        kept = None
-        if parts is not None:
-            kept = Parts(parts, _fingerprint(checkpoint, module, attrs))
         job = _Job(runner, fitting, evaluation, sites, interventions, 0 if first_position else 1)
-        rows = job.rows(together, subset, spare, seed, kept, progress, estimate)
+        with nullcontext() if parts is None else Parts(parts, _fingerprint(checkpoint, module, attrs)) as kept:
+            rows = job.rows(together, subset, spare, seed, kept, progress, estimate)
         frame = pd.DataFrame([{"model": checkpoint.name, **row} for row in rows])
         frame["expert"] = frame["expert"].astype("string")
         frame.attrs = attrs | {"clean_loss": job.clean_loss}
@@ -186,6 +187,12 @@ def _fingerprint(checkpoint: Checkpoint, module: Any, attrs: Mapping[str, Any]) 
     return facts | {name: attrs[name] for name in ("text", "calibration", "versions")} | attrs["options"]
 
 
+def _rows(kept: Parts, target: Target) -> list[dict[str, Any]] | None:
+    """What was kept of a target; None if it is not finished."""
+    found = kept.get(_part(target))
+    return None if found is None else json.loads(found)
+
+
 def _flat(branch: Tensor, first: int) -> Tensor:
     return branch[:, first:].reshape(-1, branch.shape[-1]).float()
 
@@ -222,7 +229,7 @@ class _Job:
         if subset is not None:
             energies = {site: one["zero_ablation"] for site, one in changes.items()}
             targets = with_subsets(targets, energies, *subset, seed)
-        found = {} if kept is None else {target: kept.rows(_part(target)) for target in targets}
+        found = {} if kept is None else {target: _rows(kept, target) for target in targets}
         waiting = [target for target in targets if found.get(target) is None]
         runs = Runs(self._runner, self._evaluation, fits, self._first, {target.first for target in waiting or targets})
         self.clean_loss = runs.clean_loss
@@ -249,7 +256,7 @@ class _Job:
                     for n, name in enumerate(self._names)
                 ]
                 if kept is not None:
-                    kept.keep(_part(target), found[target])
+                    kept.keep(_part(target), json.dumps(found[target], indent=1).encode())
         return [row for target in targets for row in found[target]]
 
     def _fits(self) -> dict[Site, Fitted]:

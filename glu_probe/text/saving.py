@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from ..errors import BadOption
-from ..report import _refusals, prepare_directory, render, write_atomically, write_text
+from ..report import prepare_directory, refusals, render, write_atomically, write_text
 
 
 def save_costs(
@@ -40,7 +40,7 @@ def save_costs(
     """
     directory, troubles = prepare_directory(directory), []
     provenance = {**(facts or {}), **costs.attrs, **({} if command is None else {"command": list(command)})}
-    with _refusals(directory):
+    with refusals(directory):
         write_atomically(directory / "causal.parquet", costs.to_parquet)
         write_atomically(directory / "causal.csv", lambda path: costs.to_csv(path, index=False))
         write_text(directory / "provenance.json", json.dumps(provenance, indent=2, allow_nan=False) + "\n")

@@ -398,7 +398,7 @@ def test_an_interrupted_run_goes_on(tmp_path, more):
     count = 1 if "together" not in more else 0
     with pytest.raises(KeyboardInterrupt):
         cost(build("llama"), **some, parts=tmp_path / "parts", progress=stopping_after(count))
-    assert len(list((tmp_path / "parts").glob("rows *.json"))) == count
+    assert len(list((tmp_path / "parts").glob("*.result"))) == count
     steps = []
     again = cost(build("llama"), **some, parts=tmp_path / "parts", progress=lambda s: steps.extend(s) or steps)
     assert len(steps) == len(whole) // 3 - count
