@@ -9,18 +9,21 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 from .arguments import whole_number
 from .checkpoint.checkpoint import Checkpoint
 from .checkpoint.memory import Workspace
 from .checkpoint.sites import Site
+from .checkpoint.stored import StoredLayer
 from .errors import BadOption, WorkersLost
 from .frames import LayerResult
 from .identity import WatchedFiles
 from .jobs import Job, Outcome, Ticket, measured
-from .measuring import Settings
+from .measuring import Settings, measure_site, measure_stored, stored_layers
 from .pools import DaskCluster, Pool, Processes, RayCluster, Threads
 
 BackendName = Literal["serial", "threads", "processes", "dask", "ray"]
@@ -75,10 +78,11 @@ def measure_sites(
             f"the backend {backend.name} for a model in memory, which other processes do not have",
             where=checkpoint.name, hint="Use the backend threads, or save the model and give its directory",
         )  # fmt: skip
-    files, workspace = WatchedFiles(checkpoint), Workspace()
+    files = WatchedFiles(checkpoint)
     if backend.name == "serial":
-        for site in sites:
-            yield site, measured(checkpoint, site, settings, workspace, files)
+        with closing(stored_layers(checkpoint, sites, settings.memory)) as layers:
+            for site in sites:
+                yield site, measured(checkpoint, site, files, partial(_next_measured, layers, site, settings))
         return
     if not sites:
         return
@@ -92,6 +96,10 @@ def measure_sites(
             yield checkpoint.sites[job.number], outcome.get()
     finally:
         pool.close()
+
+
+def _next_measured(layers: Iterator[StoredLayer], site: Site, settings: Settings) -> LayerResult:
+    return measure_stored(next(layers), site, settings)
 
 
 def _pool(backend: Backend, checkpoint: Checkpoint, files: WatchedFiles) -> Pool:
@@ -120,7 +128,8 @@ class _Shared:
         if not hasattr(self._own, "workspace"):
             self._own.workspace = Workspace()
         site = self._checkpoint.sites[job.number]
-        return Outcome(measured(self._checkpoint, site, job.settings, self._own.workspace, self._files))
+        measure = partial(measure_site, self._checkpoint, site, job.settings, self._own.workspace)
+        return Outcome(measured(self._checkpoint, site, self._files, measure))
 
 
 def _outcomes(pool: Pool, jobs: Sequence[Job], checkpoint: Checkpoint) -> Iterator[tuple[Job, Outcome]]:

@@ -12,13 +12,14 @@ import pickle
 import socket
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from .checkpoint.checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.families import enter, registered_families
-from .checkpoint.memory import Room, Workspace
+from .checkpoint.memory import Workspace
 from .checkpoint.rules import Options
 from .checkpoint.sites import Site
 from .errors import ChangedFiles, GluProbeError
@@ -131,7 +132,8 @@ def run(job: Job) -> Outcome:
         with one_blas_thread():
             checkpoint = _opened(job.ticket)
             site = checkpoint.sites[job.number]
-            return Outcome(measured(checkpoint, site, job.settings, _held.workspace, _held.files))
+            measure = partial(measure_site, checkpoint, site, job.settings, _held.workspace)
+            return Outcome(measured(checkpoint, site, _held.files, measure))
     except Exception as error:
         return Outcome.failed(error)
 
@@ -170,15 +172,15 @@ def _difference(name: str, there: Mapping[str, Any], here: Mapping[str, Any]) ->
 
 
 def measured(
-    checkpoint: Checkpoint, site: Site, settings: Settings, workspace: Room, files: WatchedFiles
+    checkpoint: Checkpoint, site: Site, files: WatchedFiles, measure: Callable[[], LayerResult]
 ) -> LayerResult:
-    """`measure_site`, with errors that name the layer, of files that are still as they were when this is done.
+    """What `measure` gives for an MLP, with errors that name it, of files that are still as they were when this is done.
 
     Raises:
         ChangedFiles: one of them is not.
     """
     try:
-        result = measure_site(checkpoint, site, settings, workspace)
+        result = measure()
     except GluProbeError as error:
         files.refuse_changed()
         error.within(site.where)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +13,7 @@ import torch
 from .arguments import whole_number
 from .checkpoint.checkpoint import Checkpoint
 from .checkpoint.memory import DEFAULT as DEFAULT_MEMORY
-from .checkpoint.memory import Room, fresh
+from .checkpoint.memory import Room, Workspace, fresh
 from .checkpoint.sites import Site
 from .checkpoint.stored import StoredLayer
 from .frames import LayerResult
@@ -25,6 +27,8 @@ from .measures.products import GramMatrices, RowProducts
 from .measures.sampling import SampledLayer
 from .measures.spectra import branch_spectra
 
+_HELD = 0.75  # of the memory, for what is read; the rest is for a block of neurons and what comes of it
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -36,6 +40,28 @@ class Settings:
     memory: int = DEFAULT_MEMORY
 
 
+def stored_layers(checkpoint: Checkpoint, sites: Sequence[Site], memory: int) -> Iterator[StoredLayer]:
+    """MLPs as they are stored, one at a time; the next one is read while this one is measured, if both fit.
+
+    Each is laid into the memory of one before, which is done with. Close the iterator to stop reading.
+    """
+    infos, rooms = checkpoint.source.infos(), (Workspace(), Workspace())
+    with ThreadPoolExecutor(1, "read-ahead") as reader:
+        waiting: Future[StoredLayer] | None = None
+        for number, site in enumerate(sites):
+            layer = _stored(checkpoint, site, memory, rooms[number % 2]) if waiting is None else waiting.result()
+            following, waiting = sites[number + 1] if number + 1 < len(sites) else None, None
+            if following is not None and site.held_bytes(infos) + following.held_bytes(infos) <= _HELD * memory:
+                waiting = reader.submit(_stored, checkpoint, following, memory, rooms[(number + 1) % 2])
+            else:
+                rooms = rooms[::-1]  # the next one goes where this one is
+            yield layer
+
+
+def _stored(checkpoint: Checkpoint, site: Site, memory: int, room: Room) -> StoredLayer:
+    return checkpoint.stored(site, room, int(_HELD * memory))
+
+
 def measure_site(checkpoint: Checkpoint, site: Site, settings: Settings, workspace: Room = fresh) -> LayerResult:
     """Read one MLP and measure it: the whole of a job, wherever it runs.
 
@@ -45,7 +71,11 @@ def measure_site(checkpoint: Checkpoint, site: Site, settings: Settings, workspa
         settings: how to measure.
         workspace: memory for the factors, which are done with when this returns.
     """
-    layer = checkpoint.stored(site, workspace, settings.memory // 2)
+    return measure_stored(_stored(checkpoint, site, settings.memory, workspace), site, settings)
+
+
+def measure_stored(layer: StoredLayer, site: Site, settings: Settings) -> LayerResult:
+    """Measure an MLP that was read; see `measure_site`."""
     result = measure_layer(layer, seed=settings.seed, samples=settings.samples, exact=settings.exact)
     return replace(result, oddities=tuple(_oddities(layer, result, site)))
 
