@@ -74,6 +74,13 @@ def _participation(total: float, squares: float, most: int) -> float:
     return min(max(total * total / squares, 1.0), float(most)) if squares > 0 else math.nan
 
 
+def sizes_alone(square: Tensor) -> Spectrum:
+    """What the squared norms of the rows tell by themselves: the total, and nothing else."""
+    scale = square.max().item() or 1.0
+    total, missing = (square / scale).sum().item(), math.nan
+    return Spectrum(scale, missing, total, missing, most=0, residual=missing, participation_error=missing)
+
+
 def exact_spectrum(matrix: Matrix, square: Tensor) -> Spectrum:
     """All squared singular values, float64. Cost: 2 rows width min(rows, width) flops and an eigenvalue problem.
 

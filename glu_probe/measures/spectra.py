@@ -17,10 +17,11 @@ from ..arguments import whole_number
 from ..errors import BadOption
 from ..layer_rows import ROLES, LayerRows
 from ..neurons import GatedLayer
-from .gram import GramOperator, Spectrum, exact_spectrum, iterated_spectra
+from .gram import GramOperator, Spectrum, exact_spectrum, iterated_spectra, sizes_alone
 from .products import RowProducts, row_products
 
 EXACT_FLOPS = 4e9  # of half a Gram matrix, d_mlp d_model^2: up to widths of about 1000
+_ITERATED = 300_000_000  # weights of a matrix beyond which it is not gone over a dozen times
 _TINY = 1e-290  # squared norms below have no inverse in float64
 
 Matrix = Float[Tensor, "d_mlp d_model"]
@@ -45,7 +46,7 @@ def branch_spectra(
     Args:
         exact: all singular values (4 d_mlp d_model^2 flops and two eigenvalue problems a matrix), or Lanczos
             iteration and random probes (about 80 products of 4 d_mlp d_model flops a matrix), which leave effective
-            ranks missing; None for exact up to `EXACT_FLOPS`.
+            ranks missing; None for exact up to `EXACT_FLOPS`, and nothing but Frobenius norms beyond 3e8 weights.
 
     Returns:
         The columns, with `spectral_residual` (worst of the six; see `gram.Spectrum`), `spectral_sampling_error` (worst
@@ -59,8 +60,14 @@ def branch_spectra(
     }
     if exact:
         found, shared, error = _exact(layer, squares)
-    else:
+    elif layer.d_mlp * layer.d_model <= _ITERATED:
         found, shared, error = _iterated(layer, squares, rng)
+    else:
+        found, shared, error = (
+            {name: (sizes_alone(square),) * 2 for name, square in squares.items()},
+            math.nan,
+            math.nan,
+        )
     out: dict[str, float] = {}
     for name, (raw, unit) in found.items():
         out |= _columns(name, raw, unit)
@@ -74,7 +81,16 @@ def branch_spectra(
     out["spectral_sampling_error"] = max(spectrum.participation_error for spectrum in every)
     if not usable.any():
         out = dict.fromkeys(out, math.nan)
-    return out, "exact" if exact else "Lanczos and random probes"
+    return out, way(layer, exact=exact)
+
+
+def way(layer: LayerRows, *, exact: bool) -> str:
+    """How the spectra of a layer are found, in words."""
+    if exact:
+        return "exact"
+    if layer.d_mlp * layer.d_model <= _ITERATED:
+        return "Lanczos and random probes"
+    return f"left out: matrices of more than {_ITERATED:.0e} weights are read once; ask for exact ones"
 
 
 def _columns(name: str, raw: Spectrum, unit: Spectrum) -> dict[str, float]:
