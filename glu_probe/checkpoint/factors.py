@@ -19,7 +19,7 @@ from .raw import FileColumns, FileRows, RawMatrix, in_place_or_spooled
 from .rules import MLPRules, Options, TowerRules
 from .sites import Site
 from .slabs import Slab
-from .source import TensorSource
+from .source import IN_MEMORY, TensorSource
 from .stored import HeldRows, StoredFactor, StoredLayer
 
 _WEIGHTS = ("gate", "up", "down")
@@ -92,7 +92,7 @@ class FactorReader:
         Args:
             room: for what is held in memory.
             limit: bytes that may be held; a larger MLP stays in its file, whose parts are read when they are asked for.
-                Experts are always held. None for no limit.
+                Experts are always held, and so is what is in memory already. None for no limit.
         """
         infos = self._source.infos()
         dtypes = {infos[site.tensors[role]].dtype for role in _WEIGHTS}
@@ -103,7 +103,8 @@ class FactorReader:
         gain = self._gain(norms["norm"], norm, dtype) if "norm" in norms else None
         post = self._gain(norms["post_norm"], rules.post_norm, dtype) if "post_norm" in norms else None
         inner = Fold(gain, norm is not None and norm.kind == "layer")
-        held = limit is None or site.held_bytes(infos) <= limit or site.slabs["gate"].expert is not None
+        in_memory = infos[site.tensors["gate"]].file == IN_MEMORY
+        held = limit is None or in_memory or site.slabs["gate"].expert is not None or site.held_bytes(infos) <= limit
         rows = self._held(site, room) if held else self._in_files(site)
         query, key, value = (
             StoredFactor(rows[role], shape, dtype, constant, fold)

@@ -15,7 +15,7 @@ from ..errors import NotRunnable
 from .checkpoint import Checkpoint
 from .files import OpenedFiles
 from .rules import Options
-from .source import TensorInfo
+from .source import IN_MEMORY, TensorInfo
 
 _INNER = "_original_component"  # where TransformerLens keeps the module that it builds a component around
 _DTYPES = {
@@ -33,7 +33,7 @@ class TensorsInMemory:
     def infos(self) -> Mapping[str, TensorInfo]:
         """Every tensor by name."""
         return {
-            name: TensorInfo(name, _DTYPES.get(t.dtype, str(t.dtype)), tuple(t.shape), t.nbytes, "memory")
+            name: TensorInfo(name, _DTYPES.get(t.dtype, str(t.dtype)), tuple(t.shape), t.nbytes, IN_MEMORY)
             for name, t in self._tensors.items()
         }
 

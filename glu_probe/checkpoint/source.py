@@ -11,6 +11,8 @@ from torch import Tensor
 from ..errors import GluProbeError, IndexMismatch
 from .raw import RawMatrix
 
+IN_MEMORY = "memory"  # in place of the file, for tensors of a model that is loaded
+
 
 @dataclass(frozen=True)
 class TensorInfo:
