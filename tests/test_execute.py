@@ -195,9 +195,8 @@ def test_an_error_that_nobody_expects_keeps_its_traceback_and_names_its_layer(mi
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_costs_nothing(mischief, tmp_path, monkeypatch):
-    monkeypatch.setenv("GLU_PROBE_TEST_MARKER", str(tmp_path / "died"))
-    model = mischief(workers.die_once)
+def test_a_worker_that_dies_costs_nothing(mischief, tmp_path):
+    model = mischief(workers.dying_once_at(tmp_path / "died"))
     report = gp.probe(model, backend="processes", workers=2)
     assert (tmp_path / "died").exists()
     assert files_of(report, tmp_path / "a") == files_of(gp.probe(model), tmp_path / "b")
