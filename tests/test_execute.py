@@ -78,6 +78,13 @@ def test_every_backend_gives_the_same_bytes(tmp_path):
         pd.testing.assert_frame_equal(kept.neurons, report.neurons, check_exact=True)
 
 
+def test_the_limit_that_workers_lift_is_there():
+    """Lifted by assignment, which would not fail if the library gave it another name."""
+    from loky import process_executor
+
+    assert process_executor._MAX_MEMORY_LEAK_SIZE > 0
+
+
 def test_threads_of_torch_are_as_before(llama):
     before = torch.get_num_threads()
     gp.probe(llama, backend="threads", workers=2)
