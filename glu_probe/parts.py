@@ -124,14 +124,14 @@ def exclusive(directory: Path) -> Iterator[None]:
 
     lock = filelock.FileLock(directory / _LOCK, timeout=0, is_singleton=True)
     nested = lock.is_locked
-    try:
-        with refusals(directory):
+    with refusals(directory):
+        try:
             lock.acquire()
-    except filelock.Timeout:
-        raise AlreadyRunning(
-            f"another run is writing here{_owner(directory)}", where=directory,
-            hint="Wait until it is done, or choose another directory",
-        ) from None  # fmt: skip
+        except filelock.Timeout:  # an error of the system by its class
+            raise AlreadyRunning(
+                f"another run is writing here{_owner(directory)}", where=directory,
+                hint="Wait until it is done, or choose another directory",
+            ) from None  # fmt: skip
     try:
         if not nested:
             with refusals(directory):

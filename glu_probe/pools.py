@@ -6,6 +6,7 @@ Each is a pool that takes jobs and gives futures of `concurrent.futures`.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -92,7 +93,7 @@ class Processes:
         if self._executor is None:
             limits = dict.fromkeys(_THREAD_LIMITS, str(self.threads))
             self._executor = loky.ProcessPoolExecutor(
-                self.slots, env=limits, initializer=end_with_parent, initargs=(os.getpid(),)
+                self.slots, env=limits, initializer=begin_worker, initargs=(os.getpid(),)
             )
         try:
             return self._executor.submit(run, job)
@@ -112,9 +113,11 @@ class Processes:
             self._executor = None
 
 
-def end_with_parent(parent: int) -> None:
-    """Let this process end soon after its parent did."""
+def begin_worker(parent: int) -> None:
+    """Make a process a worker: it ends soon after its parent did, and keeps the memory of its largest MLP."""
     import signal
+
+    from loky import process_executor
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -122,7 +125,8 @@ def end_with_parent(parent: int) -> None:
         os._exit(1)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the workers
-    if hasattr(os, "getppid") and os.name == "posix":
+    process_executor._MAX_MEMORY_LEAK_SIZE = math.inf  # or a worker that meets a larger MLP would be replaced
+    if os.name == "posix":
         threading.Thread(target=watch, daemon=True).start()
 
 

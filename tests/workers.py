@@ -28,13 +28,15 @@ def die(part, layer, group):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_once(part, layer, group):
-    """Be killed the first time."""
-    if layer == LAYER and in_a_job():
-        marker = Path(os.environ["GLU_PROBE_TEST_MARKER"])
-        if not marker.exists():
+def dying_once_at(marker: Path):
+    """Something that is killed the first time, and leaves that file."""
+
+    def die_once(part, layer, group):
+        if layer == LAYER and in_a_job() and not marker.exists():
             marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+
+    return die_once
 
 
 def raise_own(part, layer, group):
