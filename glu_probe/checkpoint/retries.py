@@ -6,8 +6,8 @@ import datetime
 import email.utils
 import random
 import re
-import time
 from collections.abc import Callable, Mapping
+from time import sleep
 from typing import TypeVar
 
 TRIES = 6  # of one errand, the first included
@@ -46,7 +46,7 @@ class Retries:
             wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** (self.failures - 1)) * random.uniform(0.5, 1)
         else:  # never earlier than asked; some later, so that many readers do not come back at once
             wait = broken.wait * random.uniform(1, 1.1)
-        time.sleep(wait)
+        sleep(wait)
         return True
 
 
