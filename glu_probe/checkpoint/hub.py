@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import GatedRepo, HubUnavailable, NotCached, RepoNotFound, RevisionNotFound
 from .gguf import GGUFFile, GGUFSource
 from .remote import RemoteFile
-from .remote_tensors import refuse_torch, remote_gguf, remote_safetensors
+from .remote_tensors import Place, refuse_torch, remote_gguf, remote_safetensors
 from .retries import patiently
 from .safetensors import SafetensorsFile
 from .sniff import load_json
@@ -86,12 +87,12 @@ class HubFiles:
     def safetensors(self, name: str) -> StoredSource:
         """The file from the cache, or in place."""
         cached = self._cached(name)
-        return SafetensorsFile(cached) if cached else remote_safetensors(*self._remote(name))
+        return SafetensorsFile(cached) if cached else remote_safetensors(self._remote(name))
 
     def gguf(self, name: str) -> GGUFSource:
         """The file from the cache, or in place."""
         cached = self._cached(name)
-        return GGUFFile(cached) if cached else remote_gguf(*self._remote(name))
+        return GGUFFile(cached) if cached else remote_gguf(self._remote(name))
 
     def torch(self, name: str) -> StoredSource:
         """The file from the cache; downloaded if it is not there and that was asked for."""
@@ -106,12 +107,13 @@ class HubFiles:
         found = try_to_load_from_cache(self.repo, name, revision=self.commit)
         return Path(found) if isinstance(found, str) else None
 
-    def _remote(self, name: str) -> tuple:
+    def _remote(self, name: str) -> Place:
         from huggingface_hub import hf_hub_url
 
         url = hf_hub_url(self.repo, name, revision=self.commit)
-        facts = {"name": name, "url": url}
-        return lambda: HubFile(self, name, url), facts, (lambda: self.path(name)) if self.download else None
+        # Another library may have put it into the cache meanwhile: one that runs the model, say.
+        copy = partial(self.path if self.download else self._cached, name)
+        return Place(partial(HubFile, self, name, url), {"name": name, "url": url}, copy, self.download)
 
 
 class HubFile(RemoteFile):
@@ -132,12 +134,12 @@ class HubFile(RemoteFile):
     def _refuse(self, response: Any) -> NoReturn:
         from huggingface_hub.utils import hf_raise_for_status
 
-        with translated(self._files.repo, self._files.revision):
+        with translated(self._files.repo, self._files.revision, self.where):
             hf_raise_for_status(response)
         super()._refuse(response)
 
     def _fail(self, error: Exception) -> NoReturn:
-        with translated(self._files.repo, self._files.revision):
+        with translated(self._files.repo, self._files.revision, self.where):
             raise error
 
     def _version(self, response: Any) -> tuple[str, str] | None:
@@ -181,12 +183,17 @@ def _spelled(repo: str, revision: str | None) -> str:
 
 
 @contextlib.contextmanager
-def translated(repo: str, revision: str | None) -> Iterator[None]:
-    """Turn the library's errors into ours. Their texts are not passed on: they can quote requests, token and all."""
+def translated(repo: str, revision: str | None, where: str | None = None) -> Iterator[None]:
+    """Turn the library's errors into ours. Their texts are not passed on: they can quote requests, token and all.
+
+    Args:
+        repo, revision: what is asked about.
+        where: for messages, if that is not what the repository is.
+    """
     from huggingface_hub import constants
     from huggingface_hub import errors as hub
 
-    where = _spelled(repo, revision)
+    where = where or _spelled(repo, revision)
     try:
         yield
     except hub.GatedRepoError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -111,11 +112,11 @@ def _kind(file: RemoteFile) -> str:
     return kind_of(file.beginning[:512])
 
 
-class Downloaded:
-    """A remote file whose header was read in place, and which is downloaded when its first tensor is read."""
+class HeaderFirst:
+    """A remote file whose header was read in place. Its tensors are too, until there is a copy of it on disk."""
 
-    def __init__(self, remote: RemoteSafetensors | RemoteGGUF, fetch: Callable[[], StoredSource]) -> None:
-        self._remote, self._fetch, self._local = remote, fetch, None
+    def __init__(self, remote: RemoteSafetensors | RemoteGGUF, copy: Callable[[], StoredSource | None]) -> None:
+        self._remote, self._copy, self._local = remote, copy, None
         self._lock = threading.Lock()
 
     @property
@@ -128,53 +129,67 @@ class Downloaded:
         return self._remote.infos()
 
     def read(self, name: str, rows: slice | None = None) -> Tensor:
-        """Read from the downloaded file."""
-        return self._file().read(name, rows)
+        """Read from the copy if there is one."""
+        return self._source().read(name, rows)
 
     def stored(self, name: str, rows: slice | None = None) -> Tensor:
-        """Read from the downloaded file; but what describes a packed weight is fetched alone as long as only it is."""
+        """Read from the copy if there is one; none is made for the sake of what describes a packed weight."""
         small = self._local is None and rows is None and self._remote.infos()[name].nbytes <= _SMALL
-        return (self._remote if small else self._file()).stored(name, rows)
+        return (self._remote if small else self._source()).stored(name, rows)
 
-    def _file(self) -> StoredSource:
+    def _source(self) -> StoredSource:
         with self._lock:
             if self._local is None:
-                self._local = self._fetch()
-            return self._local
+                self._local = self._copy()
+            return self._local or self._remote
 
     def provenance(self) -> dict[str, Any]:
         """The file's name, address, size, and what the server calls this version of it."""
         return self._remote.provenance()
 
 
-def remote_safetensors(
-    file: Callable[[], RemoteFile], facts: Mapping[str, Any], download: Callable[[], Path] | None
-) -> StoredSource:
-    """A safetensors file on a server: read in place, or downloaded if there is leave and need to.
+@dataclass(frozen=True)
+class Place:
+    """Where a remote file is, and where a copy of it would be.
 
-    Args:
-        file: opens it.
+    Attributes:
+        open: begins to read it in place.
         facts: its name and address, for provenance.
-        download: gives its path once it is downloaded; None if it should not be.
+        copy: the path of a copy on disk; None if there is none and none should be made.
+        must_copy: whether `copy` makes one.
     """
-    return _remote(lambda: RemoteSafetensors(file(), facts), SafetensorsFile, download)
+
+    open: Callable[[], RemoteFile]
+    facts: Mapping[str, Any]
+    copy: Callable[[], Path | None]
+    must_copy: bool
 
 
-def remote_gguf(
-    file: Callable[[], RemoteFile], facts: Mapping[str, Any], download: Callable[[], Path] | None
-) -> GGUFSource:
+def remote_safetensors(place: Place) -> StoredSource:
+    """A safetensors file on a server.
+
+    Raises:
+        NeedsDownload: it cannot be read in place, and no copy should be made.
+    """
+    return _remote(place, RemoteSafetensors, SafetensorsFile)
+
+
+def remote_gguf(place: Place) -> GGUFSource:
     """The same for a GGUF file."""
-    return _remote(lambda: RemoteGGUF(file(), facts), GGUFFile, download)
+    return _remote(place, RemoteGGUF, GGUFFile)
 
 
-def _remote(opened: Callable[[], Any], local: Callable[[Path], Any], download: Callable[[], Path] | None) -> Any:
+def _remote(place: Place, remote: Callable[..., Any], local: Callable[[Path], Any]) -> Any:
+    def copy() -> Any:
+        path = place.copy()
+        return None if path is None else local(path)
+
     try:
-        source = opened()
+        return HeaderFirst(remote(place.open(), place.facts), copy)
     except NeedsDownload:
-        if download is None:
+        if not place.must_copy:
             raise
-        return local(download())
-    return source if download is None else Downloaded(source, lambda: local(download()))
+        return copy()
 
 
 def refuse_torch(where: str) -> NeedsDownload:

@@ -11,6 +11,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
@@ -21,7 +22,7 @@ from .gguf import GGUFSource
 from .hub import is_offline
 from .ref import public
 from .remote import RemoteFile, version_of
-from .remote_tensors import refuse_torch, remote_gguf, remote_safetensors
+from .remote_tensors import Place, refuse_torch, remote_gguf, remote_safetensors
 from .retries import AGAIN, Broken, Retries, asked_to_wait, may_pass
 from .sniff import parse_json, refuse_lfs_text
 from .source import StoredSource
@@ -87,11 +88,11 @@ class WebFiles:
 
     def safetensors(self, name: str) -> StoredSource:
         """The file in place."""
-        return remote_safetensors(*self._remote(name))
+        return remote_safetensors(self._remote(name))
 
     def gguf(self, name: str) -> GGUFSource:
         """The file in place."""
-        return remote_gguf(*self._remote(name))
+        return remote_gguf(self._remote(name))
 
     def torch(self, name: str) -> StoredSource:
         """The file, downloaded if that was asked for."""
@@ -99,9 +100,10 @@ class WebFiles:
             raise refuse_torch(self.where(name))
         return TorchFile(self.path(name))
 
-    def _remote(self, name: str) -> tuple:
+    def _remote(self, name: str) -> Place:
         facts = {"name": name, "url": self.where(name)}
-        return lambda: self._take(name), facts, (lambda: self.path(name)) if self.download else None
+        copy = partial(self.path, name) if self.download else lambda: None
+        return Place(partial(self._take, name), facts, copy, self.download)
 
     def _take(self, name: str) -> RemoteFile:
         return self._opened.pop(name, None) or self._file(name)

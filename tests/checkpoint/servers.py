@@ -24,11 +24,12 @@ class Fault:
         stall: nothing comes for so long, after half of it.
         pieces: it comes in pieces of that many bytes, with a pause after each.
         declared: changes the header of the answer.
-        surplus: bytes that are sent and that no header spoke of.
+        surplus: bytes that are sent after the body.
     """
 
     def __init__(self, **kinds: Any) -> None:
         self.__dict__.update({"drop": None, "status": None, "headers": {}, "stall": 0, "pieces": 0})
+        self.__dict__.update({"surplus": b""})
         self.__dict__.update({"declared": lambda headers: headers, **kinds})
 
 
@@ -129,7 +130,9 @@ class WebServer:
         if self.versions:
             facts = {"ETag": f'"{hashlib.sha256(raw).hexdigest()}"'} | facts
         with self._lock:
-            fault = self.faults.pop(0) if self.faults and re.search(self.faulty, request.path) else None
+            fault = (
+                self.faults.pop(0) if self.faults and re.search(self.faulty, request.path.partition("?")[0]) else None
+            )
         fault = fault or Fault()
         if fault.status:
             return self.send(request, fault.status, b"no", fault.headers)
@@ -160,6 +163,7 @@ class WebServer:
             request.wfile.write(part)
             request.wfile.flush()
             time.sleep(fault.stall or (0.001 if fault.pieces else 0))
+        request.wfile.write(fault.surplus)
         if fault.drop is not None:
             request.close_connection = True
 
