@@ -157,8 +157,7 @@ def test_what_arrives_goes_straight_where_it_belongs(hub, tmp_path):
     directory = write_checkpoint(tmp_path / "local", {"model.embed_tokens.weight": torch.ones(40_000, 256)}, None)
     hub.add("org/name", directory)
     source = HubFiles("org/name", None).safetensors(MODEL)
-    hub.faults = [Fault(pieces=1 << 20)]  # so that the server's memory does not count
-    (directory / MODEL).read_bytes()
+    hub.faults = [Fault(pieces=1 << 20)]
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     read = source.read("model.embed_tokens.weight")  # torch's own memory is not traced
@@ -166,7 +165,8 @@ def test_what_arrives_goes_straight_where_it_belongs(hub, tmp_path):
     tracemalloc.stop()
     assert bool((read == 1).all())
     assert read.nbytes > 40_000_000
-    assert peak - (directory / MODEL).stat().st_size < 3_000_000  # the server, in this process, holds the file once
+    served = (directory / MODEL).stat().st_size + remote._PIECE  # what the server, in this process, holds
+    assert served < peak < served + 4_000_000
 
 
 @pytest.mark.parametrize(
@@ -444,6 +444,12 @@ def test_a_file_that_the_hub_calls_another_meanwhile(hub, wide):
         source.read("model.layers.2.mlp.up_proj.weight")
 
 
+def test_what_the_place_of_large_files_calls_them_does_not_matter(hub, wide):
+    hub.versions = False  # of the hub's own; those of the other server differ from answer to answer
+    assert set(gp.open_checkpoint("org/name").provenance()["files"][0]) == {"name", "url", "bytes"}
+    assert_same("org/name", wide)
+
+
 def test_a_large_file_is_not_taken_whole(hub, tmp_path):
     directory = top_heavy(tmp_path / "local")
     hub.add("org/name", directory)
@@ -452,6 +458,7 @@ def test_a_large_file_is_not_taken_whole(hub, tmp_path):
     with pytest.raises(NeedsDownload, match=r"part-0\.safetensors: the hub does not send parts of files") as caught:
         gp.open_checkpoint("org/name")
     assert "0.0304 GB" in str(caught.value)
+    assert hub.sent_of("part-0.safetensors") < 10_000_000  # what buffers on the way took
     assert "--download" in caught.value.hint
     assert_same_after_download(directory, tmp_path)
 

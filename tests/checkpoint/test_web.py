@@ -333,6 +333,15 @@ def test_a_download_is_kept_and_found_again(web, wide, tmp_path):
     assert len(cached(tmp_path)) == 2
 
 
+def test_a_copy_of_no_version_is_not_believed(web, wide, tmp_path):
+    web.versions = False
+    for seed in (0, 1):  # files of the same size
+        write_llama(wide, **WIDE, seed=seed)
+        layer = gp.open_checkpoint(f"{web.url}/m/{MODEL}", download=True).layer(1)
+        assert torch.equal(layer.key, gp.open_checkpoint(wide).layer(1).key)
+    assert len(cached(tmp_path)) == 1
+
+
 def test_a_server_without_ranges(web, wide, tmp_path, capsys):
     web.ignore_ranges = True
     for ref in (f"{web.url}/m", f"{web.url}/m/{MODEL}"):
