@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import (
     AmbiguousFiles,
@@ -17,18 +17,16 @@ from ..errors import (
     NoWeights,
     PathNotFound,
     UnmergedAdapter,
-    Unreadable,
     UnsafeShardName,
 )
-from .gguf import GGUFFile, GGUFSource, open_gguf
+from .file_sets import FileSet, LocalFiles
+from .gguf import open_gguf
 from .hub import HubFiles, cached_snapshot, is_offline, not_cached
 from .quantized.parts import scheme_of
 from .quantized.source import dequantised
 from .ref import ModelRef
-from .safetensors import SafetensorsFile
-from .sniff import load_json, refuse_lfs_pointer
+from .sniff import refuse_lfs_pointer
 from .source import Shards, StoredSource
-from .torch_bin import TorchFile
 from .web import WebFiles, split
 
 _NUMBERED = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(?P<ending>safetensors|bin)$")
@@ -39,90 +37,6 @@ _OTHER = re.compile(
 )
 # What says "MLP" in a tensor's name; used only to say how much a missing shard takes away.
 _MLP = re.compile(r"\.(mlp|feed_forward|ffn|block_sparse_moe|mlp_block)\.|\.ffn_")
-
-
-class FileSet(Protocol):
-    """Named files that stand beside each other.
-
-    Attributes:
-        location, how_to_pick: for messages about them, and about which of several should be read.
-        at_once: how many may be opened at the same time; opening waits for an answer where they are far away.
-    """
-
-    location: str
-    how_to_pick: str
-    at_once: int
-
-    def names(self) -> list[str]:
-        """All names, or those of a model's files where nothing lists what there is."""
-        ...
-
-    def exists(self, name: str) -> bool:
-        """Whether there is such a file."""
-        ...
-
-    def where(self, name: str) -> str:
-        """For messages about a file."""
-        ...
-
-    def json(self, name: str) -> dict[str, Any]:
-        """A JSON object."""
-        ...
-
-    def safetensors(self, name: str) -> StoredSource:
-        """Tensors of a safetensors file."""
-        ...
-
-    def gguf(self, name: str) -> GGUFSource:
-        """Tensors of a GGUF file."""
-        ...
-
-    def torch(self, name: str) -> StoredSource:
-        """Tensors of a PyTorch file."""
-        ...
-
-
-class LocalFiles:
-    """The files of a directory."""
-
-    how_to_pick = "Give the path of the one to read"
-    at_once = 1
-
-    def __init__(self, directory: Path) -> None:
-        self.directory, self.location = directory, str(directory)
-
-    def names(self) -> list[str]:
-        """Names of files and, for messages about them, of directories that pose as weight files."""
-        try:
-            return sorted(entry.name for entry in self.directory.iterdir())
-        except OSError as error:
-            raise Unreadable(
-                f"the directory cannot be listed: {error.strerror}", where=self.directory, hint="Check its permissions"
-            ) from None
-
-    def exists(self, name: str) -> bool:
-        """Whether there is such a file."""
-        return (self.directory / name).exists()
-
-    def where(self, name: str) -> str:
-        """Its path."""
-        return str(self.directory / name)
-
-    def json(self, name: str) -> dict[str, Any]:
-        """A JSON object."""
-        return load_json(self.directory / name)
-
-    def safetensors(self, name: str) -> StoredSource:
-        """Tensors of a safetensors file."""
-        return SafetensorsFile(self.directory / name)
-
-    def gguf(self, name: str) -> GGUFSource:
-        """Tensors of a GGUF file."""
-        return GGUFFile(self.directory / name)
-
-    def torch(self, name: str) -> StoredSource:
-        """Tensors of a PyTorch file."""
-        return TorchFile(self.directory / name)
 
 
 @dataclass

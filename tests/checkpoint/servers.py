@@ -177,6 +177,7 @@ class FakeHub(WebServer):
         file_errors: the same for its files alone.
         busy: number of requests for repositories that are answered with 503 before any other answer.
         garbage: if set, the content of every answer, with status 200.
+        linked_names: whether the hub says what it calls the files that stand elsewhere.
         signed: redirects lead to addresses that hold for so many requests; None for ever.
     """
 
@@ -187,6 +188,7 @@ class FakeHub(WebServer):
         self.file_errors: dict[str, tuple[int, str]] = {}
         self.busy = 0
         self.garbage: bytes | None = None
+        self.linked_names = True
         self.signed: int | None = None
         self._uses: dict[str, int] = {}
         self.cdn = self.listen()
@@ -255,7 +257,7 @@ class FakeHub(WebServer):
         if path.suffix != ".json":  # large files stand elsewhere
             raw = path.read_bytes()
             facts |= {"X-Linked-Size": str(len(raw))}
-            if self.versions:
+            if self.linked_names:
                 facts |= {"X-Linked-Etag": f'"{hashlib.sha256(raw).hexdigest()}"'}
             facts["Location"] = f"{self.cdn}/cdn/{name}/{revision}/{file}?signature={len(self.requests)}"
             return self.send(request, 302, b"", facts)
