@@ -71,8 +71,20 @@ class NotCached(GluProbeError):
     """The hub cannot be asked (offline) and the file is not in the local cache."""
 
 
-class HubUnavailable(GluProbeError):
+class ServerUnavailable(GluProbeError):
+    """A server was asked and did not give a usable answer."""
+
+
+class HubUnavailable(ServerUnavailable):
     """The hub was asked and did not give a usable answer."""
+
+
+class NeedsDownload(GluProbeError):
+    """A remote file cannot be read in parts, and downloading it was not asked for."""
+
+
+class FileChanged(GluProbeError):
+    """A remote file is no longer the one that was opened."""
 
 
 # -- files --------------------------------------------------------------------------------------

@@ -17,8 +17,9 @@ from .files import OpenedFiles, open_files
 from .layout import Reading, Site, find_sites
 from .memory import Room, fresh
 from .notes import assumptions, disagreements, refuse_other_widths, without_effect
+from .once import ReadOnce, read_twice
 from .quantized.parts import scheme_of
-from .ref import parse_ref
+from .ref import parse_ref, public
 from .rules import Config, MLPRules, Options, TowerRules, decide, gguf_config
 from .source import TensorSource
 from .stored import StoredLayer
@@ -36,12 +37,14 @@ def open_checkpoint(
     fused_layout: FusedOrder | None = None,
     activation: str | None = None,
     expert_layout: Literal["rows", "columns"] | None = None,
+    download: bool = False,
 ) -> Checkpoint:
     """Open a model for its gated MLPs. Headers are read, weights are not.
 
     Args:
-        ref: a directory with config.json and safetensors (or .bin) files, a .safetensors, .gguf or .bin file, or a
-            hub repository as "org/name" or "org/name@revision". An existing path wins.
+        ref: a directory with config.json and safetensors (or .bin) files, a .safetensors, .gguf or .bin file, a hub
+            repository as "org/name" or "org/name@revision", "hf://org/name[@revision][/file]", or a URL of a weight
+            file or of a directory of them. An existing path wins.
         fold_norm: fold the gain of the norm before the MLP into query and key (and centre them for LayerNorm).
         fold_post_norm: fold the gain of a norm on the MLP's output into value.
         family: name of the family whose rules apply, instead of the config's model_type.
@@ -50,6 +53,8 @@ def open_checkpoint(
             encoder); towers for pictures or sound are read as the config says.
         expert_layout: "rows" if the stacked experts of a layer are [out, in], as linear layers are, "columns" if they
             are [in, out]; for tensors whose shape fits both.
+        download: fetch remote files whole, once tensors of them are read, into the cache of huggingface_hub (those of
+            plain URLs into that of glu-probe). Otherwise only the bytes that are needed are fetched, and nothing is kept.
 
     Raises:
         GluProbeError: one of its subclasses, saying what, where and what to do.
@@ -60,7 +65,7 @@ def open_checkpoint(
         raise BadOption(f"expert_layout is {expert_layout!r}", hint=f"Use one of {', '.join(EXPERT_LAYOUTS)}")
     parsed = parse_ref(ref)
     options = Options(fold_norm, fold_post_norm, family, fused_layout, activation, expert_layout)
-    return Checkpoint(str(ref), parsed.name, open_files(parsed), options)
+    return Checkpoint(str(ref), parsed.name, open_files(parsed, download=download), options)
 
 
 class Checkpoint:
@@ -92,6 +97,8 @@ class Checkpoint:
             ),
         )
         self.sites: list[Site] = self._inventory.sites
+        if opened.remote and (twice := read_twice(self.sites)):
+            self._source = ReadOnce(self._source, twice)
         self._reader = FactorReader(self._source, self._inventory, options, gguf=gguf)
         self._rules = {
             tower: decide(self._config, tower, options, self._inventory.prefixes[tower])
@@ -147,7 +154,7 @@ class Checkpoint:
         """What identifies the weights and how they were read; JSON-ready."""
         return {
             "model": self.name,
-            "ref": self.ref,
+            "ref": public(self.ref),
             "format": self._opened.format,
             **self._opened.provenance,
             "model_type": self.model_type,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import (
     AmbiguousFiles,
@@ -14,19 +15,19 @@ from ..errors import (
     MissingShard,
     NotSafetensors,
     NoWeights,
+    PathNotFound,
     UnmergedAdapter,
-    Unreadable,
     UnsafeShardName,
 )
-from .gguf import GGUFFile, GGUFSource, open_gguf
+from .file_sets import FileSet, LocalFiles
+from .gguf import open_gguf
 from .hub import HubFiles, cached_snapshot, is_offline, not_cached
 from .quantized.parts import scheme_of
 from .quantized.source import dequantised
 from .ref import ModelRef
-from .safetensors import SafetensorsFile
-from .sniff import load_json, refuse_lfs_pointer
-from .source import Shards, TensorSource
-from .torch_bin import TorchFile
+from .sniff import refuse_lfs_pointer
+from .source import Shards, StoredSource
+from .web import WebFiles, split
 
 _NUMBERED = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(?P<ending>safetensors|bin)$")
 _GGUF_PART = re.compile(r"-\d{5}(?=-of-\d{5}\.gguf$)")
@@ -38,115 +39,91 @@ _OTHER = re.compile(
 _MLP = re.compile(r"\.(mlp|feed_forward|ffn|block_sparse_moe|mlp_block)\.|\.ffn_")
 
 
-class FileSet(Protocol):
-    """Named files, some of which may have to be fetched first."""
-
-    location: str
-    how_to_pick: str
-
-    def names(self) -> list[str]:
-        """All names."""
-        ...
-
-    def path(self, name: str) -> Path:
-        """The file on disk."""
-        ...
-
-    def safetensors(self, name: str) -> TensorSource:
-        """Its tensors."""
-        ...
-
-    def gguf(self, name: str) -> GGUFSource:
-        """Its tensors."""
-        ...
-
-
-class LocalFiles:
-    """The files of a directory."""
-
-    how_to_pick = "Give the path of the one to read"
-
-    def __init__(self, directory: Path) -> None:
-        self.directory, self.location = directory, str(directory)
-
-    def names(self) -> list[str]:
-        """Names of files and, for messages about them, of directories that pose as weight files."""
-        try:
-            return sorted(entry.name for entry in self.directory.iterdir())
-        except OSError as error:
-            raise Unreadable(
-                f"the directory cannot be listed: {error.strerror}", where=self.directory, hint="Check its permissions"
-            ) from None
-
-    def path(self, name: str) -> Path:
-        """The file."""
-        return self.directory / name
-
-    def safetensors(self, name: str) -> TensorSource:
-        """Its tensors."""
-        return SafetensorsFile(self.directory / name)
-
-    def gguf(self, name: str) -> GGUFSource:
-        """Its tensors."""
-        return GGUFFile(self.directory / name)
-
-
 @dataclass
 class OpenedFiles:
-    """A tensor source, the model's configuration, and where both came from."""
+    """A tensor source, the model's configuration, and where both came from.
 
-    source: TensorSource
+    `remote` says that reading the source costs transfers.
+    """
+
+    source: StoredSource
     config: dict[str, Any]
     format: str
     provenance: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    remote: bool = False
 
 
-def open_files(ref: ModelRef) -> OpenedFiles:
-    """Open what the reference points to; headers are read, tensor data is not."""
-    notes = [ref.note] if ref.note else []
+def open_files(ref: ModelRef, *, download: bool = False) -> OpenedFiles:
+    """Open what the reference points to; headers are read, tensor data is not.
+
+    Args:
+        ref: the reference.
+        download: fetch remote files whole, into a cache, once tensors of them are read.
+    """
     if ref.kind == "file":
-        opened = _open_one(ref.path)
-        opened.provenance = {"path": str(ref.path), **opened.source.provenance()}
-    elif ref.kind == "directory" or is_offline():
-        directory = ref.path or cached_snapshot(ref.repo, ref.revision)
-        try:
-            opened = _open_set(LocalFiles(directory))
-        except (NoWeights, MissingShard) as error:
-            if ref.kind == "directory":
-                raise
-            raise not_cached(
-                ref.repo, ref.revision, f"its copy in the local cache is not whole: {error.what}"
-            ) from None
-        opened.provenance = {"path": str(directory), **opened.source.provenance()}
-        if ref.kind == "hub":
-            opened.provenance |= {"repository": ref.repo, "commit": directory.name}
+        refuse_lfs_pointer(ref.path)
+        opened = _open_one(LocalFiles(ref.path.parent), ref.path.name)
+        place = {"path": str(ref.path)}
+    elif ref.kind == "directory":
+        opened, place = _open_set(LocalFiles(ref.path)), {"path": str(ref.path)}
+    elif ref.kind == "web":
+        directory, name = split(ref.url) if ref.is_web_file else (ref.url, None)
+        files = WebFiles(directory, download=download)
+        opened = _open_one(files, name) if name else _open_set(files)
+        place = {"url": files.where(name) if name else files.location}
+    elif is_offline():
+        opened, place = _open_cached(ref)
     else:
-        files = HubFiles(ref.repo, ref.revision)
-        opened = _open_set(files)
-        opened.provenance = {"repository": ref.repo, "commit": files.commit, **opened.source.provenance()}
-    opened.notes = notes + opened.notes
+        files = HubFiles(ref.repo, ref.revision, download=download)
+        opened = _open_of_repository(files, ref.file) if ref.file else _open_set(files)
+        place = {"repository": ref.repo, "commit": files.commit}
+    opened.remote = not download and ref.kind in ("hub", "web")
+    opened.provenance = {**place, **opened.source.provenance()}
+    opened.notes = ([ref.note] if ref.note else []) + opened.notes
     if opened.format != "gguf":  # whose tensors say themselves how they are quantised
         opened.source = dequantised(opened.source, scheme_of(opened.config))
     return opened
 
 
-def _open_one(path: Path) -> OpenedFiles:
-    refuse_lfs_pointer(path)
-    ending = path.suffix.lower()
+def _open_cached(ref: ModelRef) -> tuple[OpenedFiles, dict[str, Any]]:
+    """A repository, or a file of one, from the library's cache alone."""
+    directory = cached_snapshot(ref.repo, ref.revision)
+    try:
+        if ref.file and not (directory / ref.file).exists():
+            raise not_cached(ref.repo, ref.revision, f"{ref.file} is not in the local cache")
+        opened = _open_of_repository(LocalFiles(directory), ref.file) if ref.file else _open_set(LocalFiles(directory))
+    except (NoWeights, MissingShard) as error:
+        raise not_cached(ref.repo, ref.revision, f"its copy in the local cache is not whole: {error.what}") from None
+    return opened, {"path": str(directory), "repository": ref.repo, "commit": directory.name}
+
+
+def _open_of_repository(files: FileSet, name: str) -> OpenedFiles:
+    if not files.exists(name):
+        weights = [other for other in files.names() if other.endswith((".safetensors", ".gguf", ".bin"))]
+        raise PathNotFound(
+            f"the repository has no file {name!r}", where=files.location,
+            hint=f"There are {_listed(weights)}" if weights else "It holds no weights at all",
+        )  # fmt: skip
+    return _open_one(files, name)
+
+
+def _open_one(files: FileSet, name: str) -> OpenedFiles:
+    ending = Path(name).suffix.lower()
     if ending == ".gguf":
-        return _gguf(LocalFiles(path.parent), path.name, lambda name: path.with_name(name).exists())
-    config_file = path.with_name("config.json")
-    config = load_json(config_file) if config_file.exists() else {}
-    notes = [] if config else [f"no config.json beside {path.name}: family, activation and norm are not known"]
-    if ending == ".safetensors":
-        return OpenedFiles(SafetensorsFile(path), config, "safetensors", notes=notes)
-    if ending in (".bin", ".pt", ".pth"):
-        return OpenedFiles(TorchFile(path), config, "torch", notes=notes)
-    raise NoWeights(
-        "this is not a weight file by its ending", where=path,
-        hint="Give a directory with config.json, or a .safetensors, .gguf or .bin file",
-    )  # fmt: skip
+        return _gguf(files, name, files.exists)
+    openers = {".safetensors": ("safetensors", files.safetensors)}
+    openers |= dict.fromkeys((".bin", ".pt", ".pth"), ("torch", files.torch))
+    if ending not in openers:
+        raise NoWeights(
+            "this is not a weight file by its ending", where=files.where(name),
+            hint="Give a directory with config.json, or a .safetensors, .gguf or .bin file",
+        )  # fmt: skip
+    beside = f"{name.rpartition('/')[0]}/config.json".lstrip("/")
+    config = files.json(beside) if files.exists(beside) else {}
+    notes = [] if config else [f"no config.json beside {name}: family, activation and norm are not known"]
+    format_, opener = openers[ending]
+    return OpenedFiles(opener(name), config, format_, notes=notes)
 
 
 def _gguf(files: FileSet, name: str, exists: Callable[[str], bool]) -> OpenedFiles:
@@ -156,11 +133,11 @@ def _gguf(files: FileSet, name: str, exists: Callable[[str], bool]) -> OpenedFil
 
 def _open_set(files: FileSet) -> OpenedFiles:
     names = [name for name in files.names() if "/" not in name and not _OTHER.search(name)]
-    config = load_json(files.path("config.json")) if "config.json" in names else {}
+    config = files.json("config.json") if "config.json" in names else {}
     notes = [] if config else ["no config.json: family, activation and norm are not known"]
     for ending, format_, opener in (
         ("safetensors", "safetensors", files.safetensors),
-        ("bin", "torch", lambda name: TorchFile(files.path(name))),
+        ("bin", "torch", files.torch),
     ):
         source = _open_format(files, names, ending, opener)
         if source is not None:
@@ -199,8 +176,8 @@ def _open_set(files: FileSet) -> OpenedFiles:
 
 
 def _open_format(
-    files: FileSet, names: list[str], ending: str, opener: Callable[[str], TensorSource]
-) -> TensorSource | None:
+    files: FileSet, names: list[str], ending: str, opener: Callable[[str], StoredSource]
+) -> StoredSource | None:
     """The model's weights in one format: by index, by the standard name, by numbered names, or the only file."""
     stem = {"safetensors": "model", "bin": "pytorch_model"}[ending]
     index = f"{stem}.{ending}.index.json"
@@ -220,9 +197,8 @@ def _open_format(
     return opener(weights[0]) if weights else None
 
 
-def _open_index(files: FileSet, index: str, names: list[str], opener: Callable[[str], TensorSource]) -> Shards:
-    path = files.path(index)
-    weight_map = load_json(path).get("weight_map")
+def _open_index(files: FileSet, index: str, names: list[str], opener: Callable[[str], StoredSource]) -> Shards:
+    path, weight_map = files.where(index), files.json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(p, str) for p in weight_map.values()):
         raise BadConfig("the index has no weight_map from tensor to file", where=path, hint="Download it again")
     parts = sorted(set(weight_map.values()))
@@ -241,10 +217,10 @@ def _open_index(files: FileSet, index: str, names: list[str], opener: Callable[[
             where=files.location,
             hint="Download what is missing",
         )
-    return Shards({part: opener(part) for part in parts}, weight_map)
+    return Shards(_open_all(files, parts, opener), weight_map)
 
 
-def _open_numbered(files: FileSet, numbered: list[re.Match], opener: Callable[[str], TensorSource]) -> Shards:
+def _open_numbered(files: FileSet, numbered: list[re.Match], opener: Callable[[str], StoredSource]) -> Shards:
     families = {(match["stem"], match["count"]) for match in numbered}
     if len(families) > 1:
         raise AmbiguousFiles(
@@ -259,7 +235,14 @@ def _open_numbered(files: FileSet, numbered: list[re.Match], opener: Callable[[s
             f"{stem}: of {int(count)} parts, number {_listed(absent)} {'is' if len(absent) == 1 else 'are'} absent",
             where=files.location, hint="Download what is missing",
         )  # fmt: skip
-    return Shards({match.string: opener(match.string) for match in numbered})
+    return Shards(_open_all(files, [match.string for match in numbered], opener))
+
+
+def _open_all(files: FileSet, names: Iterable[str], opener: Callable[[str], StoredSource]) -> dict[str, StoredSource]:
+    if files.at_once == 1:
+        return {name: opener(name) for name in names}
+    with ThreadPoolExecutor(files.at_once) as pool:
+        return dict(zip(names, pool.map(opener, names), strict=True))
 
 
 def _listed(things: list) -> str:

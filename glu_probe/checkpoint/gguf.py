@@ -53,21 +53,16 @@ class GGUFSource(TensorSource, Protocol):
     metadata: Mapping[str, Any]
 
 
-class GGUFFile:
-    """One `.gguf` file: `metadata` and its tensors.
+class GGUFTensors:
+    """The tensors of one GGUF file whose header is known; where its bytes come from, subclasses say."""
 
-    Raises:
-        NotGGUF, LFSPointer, CorruptHeader, Truncated: when opened.
-    """
+    where: object
+    _header: GGUFHeader
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        kind = looks_like(path)
-        refuse_lfs_pointer(path)
-        refuse_other_kinds(kind, path)
-        with opened(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            self._header = parse_header(data, len(data), path)
-        self.metadata = self._header.metadata
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Key-value pairs without long arrays."""
+        return self._header.metadata
 
     def infos(self) -> Mapping[str, TensorInfo]:
         """Every tensor by name."""
@@ -84,20 +79,13 @@ class GGUFFile:
         row_bytes = info.nbytes // max(info.shape[0], 1)
         return self._values(name, first * row_bytes, (last - first) * row_bytes, (last - first, *info.shape[1:]))
 
-    def _values(self, name: str, offset: int, nbytes: int, shape: tuple[int, ...]) -> Tensor:
+    def _values(self, name: str, skipped: int, nbytes: int, shape: tuple[int, ...]) -> Tensor:
         from gguf.quants import dequantize
 
         kind = self._header.types[name]
         raw = np.empty(nbytes, dtype=np.uint8)
-        with opened(self.path) as file:
-            file.seek(self._header.starts[name] + offset)
-            found = file.readinto(raw)
-        if found < nbytes:
-            raise Truncated(
-                f"the file ended inside tensor {name!r}: it changed while it was read",
-                where=self.path,
-                hint="Run again when nothing writes to it",
-            )
+        if nbytes:
+            self._fill(memoryview(raw), name, skipped)
         if kind.name in ("F32", "F64"):
             return torch.from_numpy(raw.view({"F32": np.float32, "F64": np.float64}[kind.name])).view(shape)
         if not nbytes:
@@ -107,10 +95,41 @@ class GGUFFile:
         except NotImplementedError:
             raise QuantizedWeights(
                 f"tensor {name!r} is quantised as {kind.name}, which the gguf library does not decode",
-                where=self.path,
+                where=self.where,
                 hint="Use a file of another type, such as Q8_0 or F16",
             ) from None
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).view(shape)
+
+    def _fill(self, out: memoryview, name: str, skipped: int) -> None:
+        """Fill memory with bytes of a tensor, from that many bytes behind its beginning on."""
+        raise NotImplementedError
+
+
+class GGUFFile(GGUFTensors):
+    """One `.gguf` file: `metadata` and its tensors.
+
+    Raises:
+        NotGGUF, LFSPointer, CorruptHeader, Truncated: when opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = self.where = path
+        kind = looks_like(path)
+        refuse_lfs_pointer(path)
+        refuse_other_kinds(kind, path)
+        with opened(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            self._header = parse_header(data, len(data), path)
+
+    def _fill(self, out: memoryview, name: str, skipped: int) -> None:
+        with opened(self.path) as file:
+            file.seek(self._header.starts[name] + skipped)
+            found = file.readinto(out)
+        if found < len(out):
+            raise Truncated(
+                f"the file ended inside tensor {name!r}: it changed while it was read",
+                where=self.path,
+                hint="Run again when nothing writes to it",
+            )
 
     def provenance(self) -> dict[str, Any]:
         """The file's name, size and modification time."""

@@ -1,41 +1,46 @@
 """Repositories on the Hugging Face hub, through huggingface_hub.
 
-Headers of safetensors and GGUF files are read by range requests; a file is downloaded, into huggingface_hub's own
-cache, only when tensors in it are read. Endpoint, token, cache and offline mode are the library's: HF_ENDPOINT,
-HF_TOKEN, HF_HOME, HF_HUB_OFFLINE. Nothing in a repository is ever run.
+Headers and tensors of safetensors and GGUF files are read by byte ranges; files that are in huggingface_hub's own cache
+are read from there, and downloaded into it where that is asked for. Endpoint, token, cache and offline mode are the
+library's: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE. Nothing in a repository is ever run.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import Any, NoReturn
 
 from ..errors import GatedRepo, HubUnavailable, NotCached, RepoNotFound, RevisionNotFound
-from . import gguf, safetensors
 from .gguf import GGUFFile, GGUFSource
+from .remote import RemoteFile
+from .remote_tensors import Place, refuse_torch, remote_gguf, remote_safetensors
+from .retries import patiently
 from .safetensors import SafetensorsFile
-from .sniff import kind_of, refuse_lfs_text
-from .source import TensorInfo, TensorSource
-
-_FIRST = 100_000  # bytes of a first look, which hold nearly every header whole
-_SMALL = 4096  # bytes of a tensor that is fetched without its file
+from .sniff import load_json
+from .source import StoredSource
+from .torch_bin import TorchFile
 
 
 class HubFiles:
-    """The files of one repository at one commit."""
+    """The files of one repository at one commit.
 
-    def __init__(self, repo: str, revision: str | None) -> None:
+    Args:
+        repo, revision: "org/name", and a branch, tag or commit; None for the default branch.
+        download: fetch a file into the library's cache when its first tensor is read.
+    """
+
+    at_once = 8
+
+    def __init__(self, repo: str, revision: str | None, *, download: bool = False) -> None:
         from huggingface_hub import HfApi
 
-        self.repo, self.revision = repo, revision
+        self.repo, self.revision, self.download = repo, revision, download
         with translated(repo, revision):
-            info = HfApi().model_info(repo, revision=revision)
+            info = patiently(lambda: HfApi().model_info(repo, revision=revision))
             self._names = sorted(sibling.rfilename for sibling in info.siblings or ())
         self.commit = info.sha or revision or "main"
         self._revision_cached = False
@@ -48,11 +53,23 @@ class HubFiles:
     @property
     def how_to_pick(self) -> str:
         """For messages about several files of which one should be read."""
-        return f"Fetch one with `hf download {self.repo} FILE` and give the path that it prints"
+        return f"Name one as hf://{_spelled(self.repo, self.revision)}/FILE"
 
     def names(self) -> list[str]:
         """Every file of the repository."""
         return self._names
+
+    def exists(self, name: str) -> bool:
+        """Whether the repository has the file."""
+        return name in self._names
+
+    def where(self, name: str) -> str:
+        """For messages about a file."""
+        return f"{self.location}/{name}"
+
+    def json(self, name: str) -> dict[str, Any]:
+        """A small file that holds a JSON object; the library's cache keeps it."""
+        return load_json(self.path(name))
 
     def path(self, name: str) -> Path:
         """The file on disk, downloaded if need be."""
@@ -67,15 +84,22 @@ class HubFiles:
                     return path
             return Path(hf_hub_download(self.repo, name, revision=self.commit))
 
-    def safetensors(self, name: str) -> TensorSource:
-        """The file from the cache, or its header from the hub."""
+    def safetensors(self, name: str) -> StoredSource:
+        """The file from the cache, or in place."""
         cached = self._cached(name)
-        return SafetensorsFile(cached) if cached else HubSafetensors(self, name)
+        return SafetensorsFile(cached) if cached else remote_safetensors(self._remote(name))
 
     def gguf(self, name: str) -> GGUFSource:
-        """The file from the cache, or its header from the hub."""
+        """The file from the cache, or in place."""
         cached = self._cached(name)
-        return GGUFFile(cached) if cached else HubGGUF(self, name)
+        return GGUFFile(cached) if cached else remote_gguf(self._remote(name))
+
+    def torch(self, name: str) -> StoredSource:
+        """The file from the cache; downloaded if it is not there and that was asked for."""
+        path = self._cached(name) or (self.path(name) if self.download else None)
+        if path is None:
+            raise refuse_torch(self.where(name))
+        return TorchFile(path)
 
     def _cached(self, name: str) -> Path | None:
         from huggingface_hub import try_to_load_from_cache
@@ -83,116 +107,47 @@ class HubFiles:
         found = try_to_load_from_cache(self.repo, name, revision=self.commit)
         return Path(found) if isinstance(found, str) else None
 
-    def read_range(self, name: str, start: int, stop: int) -> tuple[bytes, int]:
-        """Bytes start to stop of a file, as far as it goes, and the size of the whole file."""
-        from huggingface_hub import constants, hf_hub_url
-        from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+    def _remote(self, name: str) -> Place:
+        from huggingface_hub import hf_hub_url
 
-        with translated(self.repo, self.revision):
-            headers = build_hf_headers() | {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
-            response = get_session().get(
-                hf_hub_url(self.repo, name, revision=self.commit),
-                headers=headers,
-                timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
-            )
-            size = re.search(r"/(\d+)$", response.headers.get("Content-Range", ""))
-            if response.status_code == 416:  # nothing there: the file is empty
-                return b"", int(size[1]) if size else 0
+        url = hf_hub_url(self.repo, name, revision=self.commit)
+        # Another library may have put it into the cache meanwhile: one that runs the model, say.
+        copy = partial(self.path if self.download else self._cached, name)
+        return Place(partial(HubFile, self, name, url), {"name": name, "url": url}, copy, self.download)
+
+
+class HubFile(RemoteFile):
+    """One file of a repository, at the repository's commit."""
+
+    server = "the hub"
+    unavailable = HubUnavailable
+
+    def __init__(self, files: HubFiles, name: str, url: str) -> None:
+        self._files = files
+        super().__init__(url, files.where(name))
+
+    def _headers(self) -> Mapping[str, str]:
+        from huggingface_hub.utils import build_hf_headers
+
+        return build_hf_headers()
+
+    def _refuse(self, response: Any) -> NoReturn:
+        from huggingface_hub.utils import hf_raise_for_status
+
+        with translated(self._files.repo, self._files.revision, self.where):
             hf_raise_for_status(response)
-            if response.status_code == 206 and size:
-                return response.content, int(size[1])
-            return response.content[start:stop], len(response.content)
+        super()._refuse(response)
 
+    def _fail(self, error: Exception) -> NoReturn:
+        with translated(self._files.repo, self._files.revision, self.where):
+            raise error
 
-class _HubFile:
-    """One file of a repository: header by range request, data by download when first read."""
-
-    def __init__(self, files: HubFiles, name: str, open_local: Callable[[Path], TensorSource]) -> None:
-        self._files, self._name, self._open, self._local = files, name, open_local, None
-        self.where = f"{files.location}/{name}"
-        self.start, self.size = files.read_range(name, 0, _FIRST)
-        refuse_lfs_text(self.start, self.where, "The repository itself lacks the file: tell its owner")
-        self.kind = kind_of(self.start[:512])
-
-    def need(self, stop: int) -> bytes:
-        """The file up to that byte, or to its end."""
-        stop = min(stop, self.size)
-        if stop > len(self.start):
-            self.start += self._files.read_range(self._name, len(self.start), stop)[0]
-        if stop > len(self.start):
-            raise HubUnavailable("the hub sent less than it was asked for", where=self.where, hint="Try again later")
-        return self.start[:stop]
-
-    def infos(self) -> Mapping[str, TensorInfo]:
-        """Every tensor by name."""
-        return self._infos
-
-    def read(self, name: str, rows: slice | None = None) -> Tensor:
-        """Read from the downloaded file."""
-        return self._local_file().read(name, rows)
-
-    def stored(self, name: str, rows: slice | None = None) -> Tensor:
-        """Read from the downloaded file."""
-        return self._local_file().stored(name, rows)
-
-    def _local_file(self) -> TensorSource:
-        if self._local is None:
-            self._local = self._open(self._files.path(self._name))
-        return self._local
-
-    def provenance(self) -> dict[str, Any]:
-        """The file's name and size; the commit identifies it."""
-        return {"files": [{"name": self._name, "bytes": self.size}]}
-
-
-class HubSafetensors(_HubFile):
-    """One safetensors file of a repository.
-
-    Raises:
-        NotSafetensors, LFSPointer, CorruptHeader, Truncated, TrailingBytes: when opened, before data is fetched.
-    """
-
-    def __init__(self, files: HubFiles, name: str) -> None:
-        super().__init__(files, name, SafetensorsFile)
-        safetensors.refuse_other_kinds(self.kind, self.size, self.where)
-        length = safetensors.header_length(self.start, self.size, self.where)
-        self._infos, self._starts = safetensors.parse_header(self.need(8 + length)[8:], self.size, self.where)
-        self.start = b""
-
-    def stored(self, name: str, rows: slice | None = None) -> Tensor:
-        """What describes a packed weight (a shape, a scale) is fetched alone, so that looking downloads nothing else."""
-        info = self._infos[name]
-        if (
-            self._local is not None
-            or rows is not None
-            or info.dtype not in safetensors.STORED
-            or not 0 < info.nbytes <= _SMALL
-        ):
-            return super().stored(name, rows)
-        start = self._starts[name]
-        raw, _ = self._files.read_range(self._name, start, start + info.nbytes)
-        if len(raw) < info.nbytes:
-            raise HubUnavailable("the hub sent less than it was asked for", where=self.where, hint="Try again later")
-        return torch.frombuffer(bytearray(raw), dtype=safetensors.STORED[info.dtype]).reshape(info.shape)
-
-
-class HubGGUF(_HubFile):
-    """One GGUF file of a repository.
-
-    Raises:
-        NotGGUF, LFSPointer, CorruptHeader, Truncated: when opened, before data is fetched.
-    """
-
-    def __init__(self, files: HubFiles, name: str) -> None:
-        super().__init__(files, name, GGUFFile)
-        gguf.refuse_other_kinds(self.kind, self.where)
-        stop, header = _FIRST, None
-        while header is None:  # how long the header is, only walking it tells
-            try:
-                header = gguf.parse_header(self.need(stop), self.size, self.where)
-            except gguf.NeedsMore:
-                stop *= 4
-        self._infos, self.metadata, self.start = header.infos, header.metadata, b""
+    def _version(self, response: Any) -> tuple[str, str] | None:
+        """What the hub itself calls the file. Where large files are kept, they may be called something else."""
+        linked = (answer.headers.get("X-Linked-Etag") for answer in (*response.history, response))
+        own = None if response.history or self._direct else response.headers.get("ETag")
+        named = (next(filter(None, linked), own) or "").removeprefix("W/").strip('"')
+        return ("sha256" if re.fullmatch("[0-9a-f]{64}", named) else "etag", named) if named else None
 
 
 def cached_snapshot(repo: str, revision: str | None) -> Path:
@@ -228,12 +183,17 @@ def _spelled(repo: str, revision: str | None) -> str:
 
 
 @contextlib.contextmanager
-def translated(repo: str, revision: str | None) -> Iterator[None]:
-    """Turn the library's errors into ours. Their texts are not passed on: they can quote requests, token and all."""
+def translated(repo: str, revision: str | None, where: str | None = None) -> Iterator[None]:
+    """Turn the library's errors into ours. Their texts are not passed on: they can quote requests, token and all.
+
+    Args:
+        repo, revision: what is asked about.
+        where: for messages, if that is not what the repository is.
+    """
     from huggingface_hub import constants
     from huggingface_hub import errors as hub
 
-    where = _spelled(repo, revision)
+    where = where or _spelled(repo, revision)
     try:
         yield
     except hub.GatedRepoError:

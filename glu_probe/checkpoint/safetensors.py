@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,17 +38,12 @@ _PIECE = 1 << 20
 _TOO_MANY = 2**60
 
 
-class SafetensorsFile:
-    """One `.safetensors` file.
+class SafetensorsTensors:
+    """The tensors of one safetensors file whose header is known; where its bytes come from, subclasses say."""
 
-    Raises:
-        NotSafetensors, LFSPointer, CorruptHeader, Truncated, TrailingBytes: when opened, before data is read.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        refuse_lfs_pointer(path)
-        self._infos, self._starts = read_header(path)
+    where: object
+    _infos: Mapping[str, TensorInfo]
+    _starts: Mapping[str, int]
 
     def infos(self) -> Mapping[str, TensorInfo]:
         """Every tensor by name."""
@@ -64,19 +58,45 @@ class SafetensorsFile:
         """The same for integers and 8-bit floats too, which mean nothing without what stands beside them."""
         info = self._infos[name]
         self._refuse_other_than(STORED, name)
-        shape, offset = list(info.shape), self._starts[name]
+        shape, skipped = list(info.shape), 0
         if rows is not None:
             first, last, _ = rows.indices(shape[0])
-            offset += first * math.prod(shape[1:]) * _BYTES[info.dtype]
+            skipped = first * math.prod(shape[1:]) * _BYTES[info.dtype]
             shape[0] = max(last - first, 0)
         out = torch.empty(shape, dtype=STORED[info.dtype])
-        if not out.numel():
-            return out
-        target = out.view(-1).view(torch.uint8).numpy()
-        with opened(self.path, buffering=0) as file:
-            file.seek(offset)
-            _read_fully(file, target, name, self.path)
+        if out.numel():
+            self._fill(memoryview(out.view(-1).view(torch.uint8).numpy()), name, skipped)
         return out
+
+    def _fill(self, out: memoryview, name: str, skipped: int) -> None:
+        """Fill memory with bytes of a tensor, from that many bytes behind its beginning on."""
+        raise NotImplementedError
+
+    def _refuse_other_than(self, dtypes: Mapping[str, torch.dtype], name: str) -> None:
+        if self._infos[name].dtype not in dtypes:
+            raise QuantizedWeights(
+                f"tensor {name!r} is stored as {self._infos[name].dtype}",
+                where=self.where,
+                hint="Use a checkpoint in float or bfloat16",
+            )
+
+
+class SafetensorsFile(SafetensorsTensors):
+    """One `.safetensors` file.
+
+    Raises:
+        NotSafetensors, LFSPointer, CorruptHeader, Truncated, TrailingBytes: when opened, before data is read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = self.where = path
+        refuse_lfs_pointer(path)
+        self._infos, self._starts = read_header(path)
+
+    def _fill(self, out: memoryview, name: str, skipped: int) -> None:
+        with opened(self.path, buffering=0) as file:
+            file.seek(self._starts[name] + skipped)
+            _read_fully(file, out, name, self.path)
 
     def raw(self, name: str) -> RawMatrix | None:
         """Where in the file a matrix of floats lies; None for other tensors."""
@@ -85,21 +105,13 @@ class SafetensorsFile:
             return None
         return RawMatrix(self.path, self._starts[name], info.shape, FLOATS[info.dtype])
 
-    def _refuse_other_than(self, dtypes: Mapping[str, torch.dtype], name: str) -> None:
-        if self._infos[name].dtype not in dtypes:
-            raise QuantizedWeights(
-                f"tensor {name!r} is stored as {self._infos[name].dtype}",
-                where=self.path,
-                hint="Use a checkpoint in float or bfloat16",
-            )
-
     def provenance(self) -> dict[str, Any]:
         """The file's name, size and modification time."""
         return {"files": [file_facts(self.path)]}
 
 
-def _read_fully(file, target: np.ndarray, name: str, path: Path) -> None:
-    view, done = memoryview(target), 0
+def _read_fully(file, view: memoryview, name: str, path: Path) -> None:
+    done = 0
     while done < len(view):
         count = file.readinto(view[done:])
         if not count:

@@ -113,16 +113,24 @@ def load_json(path: Path) -> dict[str, Any]:
         raise BadConfig("this is a directory, not a JSON file", where=path, hint="Download the model again")
     refuse_lfs_pointer(path)
     with opened(path) as file:
-        raw = file.read()
+        return parse_json(file.read(), path)
+
+
+def parse_json(raw: bytes, where: object) -> dict[str, Any]:
+    """A JSON object from the content of a file.
+
+    Raises:
+        BadConfig.
+    """
     try:
         value = json.loads(raw.removeprefix(_BOM).decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        kind = looks_like(path)
+        kind = kind_of(raw[:512])
         found = "damaged JSON" if kind == "JSON text" else f"not JSON but {kind}"
-        raise BadConfig(f"this is {found} ({error})", where=path, hint="Download the file again") from None
+        raise BadConfig(f"this is {found} ({error})", where=where, hint="Download the file again") from None
     if not isinstance(value, dict):
         raise BadConfig(
-            f"a JSON object is expected, found a {type(value).__name__}", where=path, hint="Download the file again"
+            f"a JSON object is expected, found a {type(value).__name__}", where=where, hint="Download the file again"
         )
     return value
 

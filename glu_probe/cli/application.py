@@ -22,8 +22,8 @@ app = typer.Typer(
     name="glu-probe",
     cls=Commands,
     help="How asymmetric are the gate and up branches of gated MLPs (SwiGLU, GeGLU, ReGLU)?\n\n"
-    "MODEL is a directory with config.json, a .safetensors, .gguf or .bin file, or a hub repository as org/name or "
-    "org/name@revision. Add --debug anywhere for a traceback.",
+    "MODEL is a directory with config.json, a .safetensors, .gguf or .bin file, a hub repository as org/name, "
+    "org/name@revision or hf://org/name@revision/file, or a URL of such files. Add --debug anywhere for a traceback.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -23,7 +23,7 @@ import typer
 if TYPE_CHECKING:
     from ..checkpoint.checkpoint import Checkpoint
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="Directory, weight file or hub repository.")]
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="Directory, weight file, hub repository or URL.")]
 Layers = Annotated[str | None, typer.Option(help='Which layers: "0:8" for 0 to 7, or "0,4,7".')]
 Out = Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where to write; made if need be.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of everything that is sampled.")]
@@ -58,6 +58,12 @@ ExpertLayout = Annotated[
     str | None,
     typer.Option(metavar="rows|columns", help="Whether stacked experts are [out, in] (rows) or [in, out] (columns)."),
 ]
+Download = Annotated[
+    bool,
+    typer.Option(
+        "--download", help="Fetch remote files whole, into the cache, instead of only the bytes that are needed."
+    ),
+]
 FoldNorm = Annotated[bool, typer.Option(help="Fold the gain of the norm before the MLP into query and key.")]
 FoldPostNorm = Annotated[bool, typer.Option(help="Fold the gain of a norm on the MLP's output into value.")]
 
@@ -70,6 +76,7 @@ class Opening:
     fused_layout: FusedLayout = None
     activation: ActivationName = None
     expert_layout: ExpertLayout = None
+    download: Download = False
 
     def open(self, model: str) -> Checkpoint:
         """The checkpoint that MODEL names.

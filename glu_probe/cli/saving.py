@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ..checkpoint.ref import public
 from .printing import notes
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def command_line() -> list[str]:
-    """What was typed, for provenance."""
-    return ["glu-probe", *sys.argv[1:]]
+    """What was typed, for provenance; without what is secret in URLs."""
+    return ["glu-probe", *map(public, sys.argv[1:])]
 
 
 @contextmanager

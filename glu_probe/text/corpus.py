@@ -276,6 +276,11 @@ def load_tokenizer(ref: str | os.PathLike | ModelRef) -> Any:
         PathNotFound, RepoNotFound, GatedRepo, RevisionNotFound, NotCached, HubUnavailable: as for models.
     """
     ref = ref if isinstance(ref, ModelRef) else parse_ref(ref)
+    if ref.kind == "web":
+        raise NoTokenizer(
+            "a tokenizer is read from a directory or a hub repository, and this is a URL", where=ref.name,
+            hint="Download the model's files into a directory and give that",
+        )  # fmt: skip
     if ref.kind == "hub":
         tokenizer = _from_hub(ref)
     elif ref.kind == "file" and ref.path.suffix.lower() == ".gguf":
@@ -293,7 +298,8 @@ def _from_hub(ref: ModelRef) -> Any:
             with translated(ref.repo, ref.revision):
                 raise cause from None
 
-    return _loaded(ref.name, ref.repo, revision=ref.revision or "main", refuse=refuse)
+    kind = {"gguf_file": ref.file} if ref.file and ref.file.lower().endswith(".gguf") else {}
+    return _loaded(ref.name, ref.repo, revision=ref.revision or "main", refuse=refuse, **kind)
 
 
 def _from_gguf(path: Path) -> Any:

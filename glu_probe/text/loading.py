@@ -69,10 +69,17 @@ def _from_transformers(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM, GgufConfig
 
     ref = parse_ref(checkpoint.ref)
+    if ref.kind == "web":
+        raise NotRunnable(
+            "a model is run from a directory or a hub repository, and this is a URL", where=checkpoint.name,
+            hint="Download its files into a directory, with those of its tokenizer, and give that",
+        )  # fmt: skip
     options = {"dtype": dtype, "attn_implementation": "eager", "trust_remote_code": False}
     place = ref.repo if ref.kind == "hub" else ref.path
     if ref.kind == "hub":
         options["revision"] = ref.revision
+        if ref.file and ref.file.lower().endswith(".gguf"):
+            options |= {"gguf_file": ref.file, "quantization_config": GgufConfig(dequantize=True)}
     elif ref.kind == "file":
         place = ref.path.parent
         if ref.path.suffix.lower() == ".gguf":

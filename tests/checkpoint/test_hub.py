@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -26,6 +23,7 @@ from glu_probe.errors import (
     HubUnavailable,
     LFSPointer,
     MissingShard,
+    NeedsDownload,
     NotCached,
     NotGGUF,
     NotSafetensors,
@@ -36,6 +34,7 @@ from glu_probe.errors import (
 )
 
 from ..support import llama_tensors, write_llama
+from .servers import COMMIT, OLDER, FakeHub
 from .test_files import PARTS, write_shards
 from .writers import (
     HTML,
@@ -51,171 +50,7 @@ from .writers import (
 )
 
 TOKEN = "hf_thisIsTheSecretOfTheseTests"
-COMMIT, OLDER = "1" * 40, "2" * 40
 WIDE = {"d_mlp": 512, "d_model": 256, "layers": 3}  # 4.7 MB, so that headers are little of it
-
-
-class FakeHub:
-    """A hub with a few repositories.
-
-    Attributes:
-        repos: name to its files at the commits that its revisions point to.
-        errors: name to (status, error code): what is answered for the repository.
-        weights_errors: the same for its files alone.
-        requests: (method, path, range or None, authorization or None), in order.
-        sent: path to bytes of content sent.
-        garbage: if set, the content of every answer, with status 200.
-    """
-
-    def __init__(self) -> None:
-        self.repos: dict[str, dict[str, Path]] = {}
-        self.errors: dict[str, tuple[int, str]] = {}
-        self.file_errors: dict[str, tuple[int, str]] = {}
-        self.requests: list[tuple[str, str, str | None, str | None]] = []
-        self.sent: dict[str, int] = {}
-        self.garbage: bytes | None = None
-        self.ignore_ranges = False
-        hub = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *arguments):
-                """Say nothing."""
-
-            def do_HEAD(self):
-                hub.answer(self)
-
-            def do_GET(self):
-                hub.answer(self)
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-        self.thread.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server.server_port}"
-
-    def add(self, name: str, directory: Path, revisions: tuple[str, ...] = ("main",), commit: str = COMMIT) -> None:
-        for revision in (*revisions, commit):
-            self.repos.setdefault(name, {})[revision] = directory
-
-    def forget(self) -> None:
-        self.requests.clear()
-        self.sent.clear()
-
-    def sent_of(self, name: str) -> int:
-        """Bytes sent of the files of that name."""
-        return sum(count for path, count in self.sent.items() if path.endswith(f"/{name}"))
-
-    def asked_for(self) -> set[str]:
-        """Names of the repository files that were asked for."""
-        return {path.rpartition("/")[2] for _, path, _, _ in self.requests if "/resolve/" in path or "/cdn/" in path}
-
-    def stop(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
-
-    # -- answers ---------------------------------------------------------------------------------
-
-    def answer(self, request: BaseHTTPRequestHandler) -> None:
-        path = request.path.partition("?")[0]
-        headers = request.headers
-        self.requests.append((request.command, path, headers.get("Range"), headers.get("Authorization")))
-        if self.garbage is not None:
-            return self.send(request, 200, self.garbage)
-        api = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/([^/]+))?", path)
-        file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
-        cdn = re.fullmatch(r"/cdn/([^/]+/[^/]+)/([^/]+)/(.+)", path)
-        if api:
-            return self.model_info(request, api[1], (api[2] or "main").replace("%2F", "/"))
-        if cdn:
-            return self.content(request, cdn[1], cdn[2], cdn[3], through_cdn=True)
-        if file:
-            return self.content(request, file[1], file[2].replace("%2F", "/"), file[3], through_cdn=False)
-        return self.send(request, 404, b"Not found")
-
-    def refuse(self, request, status: int, code: str) -> None:
-        # As the hub does, quote the request: an error that passed the answer on would leak the token.
-        quoted = f"{code}: {request.headers.get('Authorization')}"
-        self.send(request, status, quoted.encode(), {"X-Error-Code": code, "X-Error-Message": quoted})
-
-    def model_info(self, request, name: str, revision: str) -> None:
-        if name in self.errors:
-            return self.refuse(request, *self.errors[name])
-        if name not in self.repos:
-            return self.refuse(request, 401, "RepoNotFound")
-        if revision not in self.repos[name]:
-            return self.refuse(request, 404, "RevisionNotFound")
-        directory = self.repos[name][revision]
-        files = [str(path.relative_to(directory)) for path in sorted(directory.rglob("*")) if path.is_file()]
-        body = {"id": name, "modelId": name, "sha": self.commit(name, revision), "private": False, "tags": []}
-        body["siblings"] = [{"rfilename": file} for file in files]
-        return self.send(request, 200, json.dumps(body).encode(), {"Content-Type": "application/json"})
-
-    def commit(self, name: str, revision: str) -> str:
-        directory = self.repos[name][revision]
-        return next(key for key in (COMMIT, OLDER) if self.repos[name].get(key) == directory)
-
-    def content(self, request, name: str, revision: str, file: str, *, through_cdn: bool) -> None:
-        if name in self.file_errors:
-            return self.refuse(request, *self.file_errors[name])
-        path = self.repos.get(name, {}).get(revision, Path("/nowhere")) / file
-        if not path.is_file():
-            return self.refuse(request, 404, "EntryNotFound")
-        raw = path.read_bytes()
-        facts = {"ETag": f'"{hashlib.sha256(raw).hexdigest()}"', "X-Repo-Commit": self.commit(name, revision)}
-        if path.suffix != ".json" and not through_cdn:  # large files stand elsewhere
-            facts |= {"X-Linked-Size": str(len(raw)), "X-Linked-Etag": facts["ETag"]}
-            facts["Location"] = f"http://localhost:{self.server.server_port}/cdn/{name}/{revision}/{file}"
-            return self.send(request, 302, b"", facts)
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range", ""))
-        if wanted is None or self.ignore_ranges:
-            return self.send(request, 200, raw, facts)
-        start, stop = int(wanted[1]), int(wanted[2] or len(raw)) + 1
-        if start >= len(raw):
-            return self.send(request, 416, b"", facts | {"Content-Range": f"bytes */{len(raw)}"})
-        facts["Content-Range"] = f"bytes {start}-{min(stop, len(raw)) - 1}/{len(raw)}"
-        return self.send(request, 206, raw[start:stop], facts)
-
-    def send(self, request, status: int, body: bytes, headers: dict | None = None) -> None:
-        request.send_response(status)
-        for key, value in (headers or {}).items():
-            request.send_header(key, value)
-        request.send_header("Content-Length", str(len(body)))
-        request.end_headers()
-        if request.command == "GET":
-            path = request.path.partition("?")[0]
-            self.sent[path] = self.sent.get(path, 0) + len(body)
-            request.wfile.write(body)
-
-
-@pytest.fixture
-def hub(tmp_path, monkeypatch):
-    """A fake hub that huggingface_hub believes in, an empty cache, and no token."""
-    fake = FakeHub()
-    home = tmp_path / "hf"
-    monkeypatch.chdir(tmp_path)
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.lower(), raising=False)
-    monkeypatch.setenv("NO_PROXY", "*")
-    # The library reads its environment once, when imported; a run in a process of its own is tested below.
-    for name, value in {
-        "ENDPOINT": fake.url,
-        "HUGGINGFACE_CO_URL_TEMPLATE": fake.url + "/{repo_id}/resolve/{revision}/{filename}",
-        "HF_HOME": str(home),
-        "HF_HUB_CACHE": str(home / "hub"),
-        "HF_XET_CACHE": str(home / "xet"),
-        "HF_TOKEN_PATH": str(home / "token"),
-        "HF_HUB_OFFLINE": False,
-    }.items():
-        monkeypatch.setattr(constants, name, value)
-    yield fake
-    fake.stop()
 
 
 def go_offline(hub: FakeHub, monkeypatch) -> None:
@@ -252,7 +87,7 @@ def test_a_header_longer_than_the_first_look_is_read_whole(hub, tmp_path):
     assert hub.sent_of("model.safetensors") == 8 + len(json.dumps({"__metadata__": {"long": "x" * 300_000}} | header))
 
 
-def test_reading_gives_the_same_table_and_downloads_what_it_needs(hub, tmp_path):
+def test_a_download_is_of_the_files_that_are_needed(hub, tmp_path):
     directory = write_llama(tmp_path / "local")
     expected = table(directory)
     write_shards(directory, index=True)
@@ -268,7 +103,7 @@ def test_reading_gives_the_same_table_and_downloads_what_it_needs(hub, tmp_path)
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     (directory / "pytorch_model.bin").write_bytes(b"never asked for")
     hub.add("org/name", directory)
-    assert_same_table("org/name", expected)
+    assert_same_table("org/name", expected, download=True)
     assert hub.asked_for() == {"config.json", "model.safetensors.index.json", *PARTS, "late.safetensors"}
     cached = {path.name for path in (tmp_path / "hf").rglob("*") if path.is_symlink()}
     assert cached == {"config.json", "model.safetensors.index.json", *PARTS}
@@ -314,7 +149,13 @@ def test_torch_files(hub, tmp_path):
     (directory / "model.safetensors").unlink()
     torch.save(llama_tensors(), directory / "pytorch_model.bin")
     hub.add("org/name", directory)
-    assert_same_table("org/name", expected)
+    with pytest.raises(
+        NeedsDownload, match=rf"org/name@{COMMIT}/pytorch_model.bin: a PyTorch file cannot be read in parts"
+    ):
+        gp.open_checkpoint("org/name")
+    assert hub.sent_of("pytorch_model.bin") == 0
+    assert_same_table("org/name", expected, download=True)
+    assert_same_table("org/name", expected)  # from the cache
 
 
 def test_gguf_headers_are_read_in_place(hub, tmp_path):
@@ -328,8 +169,12 @@ def test_gguf_headers_are_read_in_place(hub, tmp_path):
     assert 400_000 <= hub.sent_of("m.gguf") <= 1_700_000 < size  # the vocabulary alone takes 500 kB
     local = gp.open_checkpoint(directory / "m.gguf")
     assert frame.drop(columns="model").equals(local.describe().drop(columns="model"))
-    assert not list((tmp_path / "hf").rglob("*.gguf"))
     assert torch.equal(checkpoint.layer(1).key, local.layer(1).key)
+    assert not list((tmp_path / "hf").rglob("*.gguf"))
+    downloaded = gp.open_checkpoint("org/name", download=True)
+    assert downloaded.describe().equals(frame)
+    assert not list((tmp_path / "hf").rglob("*.gguf"))
+    assert torch.equal(downloaded.layer(1).key, local.layer(1).key)
     assert len(list((tmp_path / "hf").rglob("*.gguf"))) == 1
 
 
@@ -354,14 +199,10 @@ def test_several_gguf_files_say_how_to_pick_one(hub, tmp_path):
     hub.add("org/name", directory)
     with pytest.raises(AmbiguousFiles, match=r"m-F16\.gguf, m-F32\.gguf") as caught:
         gp.open_checkpoint("org/name")
-    assert "`hf download org/name FILE`" in caught.value.hint
-
-
-def test_a_server_that_does_not_know_ranges(hub, tmp_path):
-    directory = write_llama(tmp_path / "local", **WIDE)
-    hub.add("org/name", directory)
-    hub.ignore_ranges = True
-    assert len(gp.open_checkpoint("org/name").describe()) == 3
+    assert "hf://org/name/FILE" in caught.value.hint
+    one = gp.open_checkpoint("hf://org/name/m-F16.gguf")
+    assert one.name == "org/name/m-F16.gguf"
+    assert torch.equal(one.layer(3).key, gp.open_checkpoint(directory / "m-F16.gguf").layer(3).key)
 
 
 # -- broken files -------------------------------------------------------------------------------
@@ -473,8 +314,16 @@ def test_the_hub_goes_away_between_header_and_data(hub, tmp_path):
     hub.add("org/name", write_llama(tmp_path / "local", **WIDE))
     checkpoint = gp.open_checkpoint("org/name")
     hub.file_errors["org/name"] = (404, "EntryNotFound")
-    with pytest.raises(HubUnavailable, match="the hub answered with 404"):
+    with pytest.raises(HubUnavailable, match=rf"^org/name@{COMMIT}/model.safetensors: the hub answered with 404"):
         checkpoint.layer(0)
+    hub.file_errors["org/name"] = (403, "Other")
+    with pytest.raises(HubUnavailable, match=r"model\.safetensors: the hub answered with 403"):
+        checkpoint.layer(0)
+    hub.file_errors["org/name"] = (403, "GatedRepo")
+    with pytest.raises(GatedRepo):
+        checkpoint.layer(0)
+    hub.file_errors.clear()
+    checkpoint = gp.open_checkpoint("org/name", download=True)
     hub.file_errors["org/name"] = (403, "Other")
     with pytest.raises(HubUnavailable, match="the hub does not give a file"):
         checkpoint.layer(0)
@@ -536,7 +385,7 @@ def test_what_was_read_once_is_read_offline(hub, tmp_path, monkeypatch, ref, sha
     if sharded:
         write_shards(directory)
     hub.add("org/name", directory, ("main", "v1"))
-    expected = table(ref)
+    expected = table(ref, download=True)
     go_offline(hub, monkeypatch)
     assert_same_table(ref, expected)
     facts = gp.open_checkpoint(ref).provenance()
@@ -549,9 +398,12 @@ def test_gguf_offline(hub, tmp_path, monkeypatch):
     directory.mkdir()
     write_gguf(directory / "m.gguf", gguf_tensors())
     hub.add("org/name", directory)
-    expected = table("org/name")
+    expected = table("hf://org/name/m.gguf", download=True)
     go_offline(hub, monkeypatch)
     assert_same_table("org/name", expected)
+    assert_same_table("hf://org/name/m.gguf", expected)
+    with pytest.raises(NotCached, match=r"other\.gguf is not in the local cache"):
+        gp.open_checkpoint("hf://org/name/other.gguf")
 
 
 def test_offline_and_never_read(hub, tmp_path, monkeypatch, capsys):
@@ -631,6 +483,7 @@ def test_the_environment_of_huggingface_hub_is_honoured(hub, tmp_path):
         )
 
     report = ["report", "org/name", "-o", str(tmp_path / "out"), "--layers", "0", "--samples", "2", "--no-figures"]
+    report.append("--download")  # so that there is something to read offline
     online = run(*report)
     assert (online.returncode, online.stderr) == (0, "")
     assert set(auth for _, path, _, auth in hub.requests if "/api/models/" in path) == {f"Bearer {TOKEN}"}

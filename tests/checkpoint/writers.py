@@ -38,16 +38,16 @@ def header_of(path: Path) -> tuple[dict, bytes]:
     return json.loads(raw[8 : 8 + length]), raw[8 + length :]
 
 
-def table(ref: object) -> list[pd.DataFrame]:
+def table(ref: object, **options: object) -> list[pd.DataFrame]:
     """What a user gets from a model, without its name: two layers measured, and all described."""
-    report = gp.probe(ref, layers=range(2), samples=2)
-    frames = [report.layers, report.neurons, gp.open_checkpoint(ref).describe()]
+    report = gp.probe(ref, layers=range(2), samples=2, **options)
+    frames = [report.layers, report.neurons, gp.open_checkpoint(ref, **options).describe()]
     return [frame.drop(columns="model") for frame in frames]
 
 
-def assert_same_table(ref: object, expected: list[pd.DataFrame]) -> None:
+def assert_same_table(ref: object, expected: list[pd.DataFrame], **options: object) -> None:
     """Assert that a model gives exactly these frames."""
-    for found, wanted in zip(table(ref), expected, strict=True):
+    for found, wanted in zip(table(ref, **options), expected, strict=True):
         pd.testing.assert_frame_equal(found, wanted, check_exact=True)
 
 
