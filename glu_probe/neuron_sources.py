@@ -41,12 +41,22 @@ def opened(source: Source) -> Report | pd.DataFrame | Checkpoint | GatedLayer:
             f"neurons cannot be searched for in {type(source).__name__}",
             hint="Give a Report, its frame of neurons, a Checkpoint, a GatedLayer, or the name of a model or a report",
         )
-    if Path(source).expanduser().joinpath("provenance.json").is_file():
+    if is_report(source):
         return Report.load(Path(source).expanduser())
     return open_checkpoint(source)
 
 
-def neuron_rows(source: Source, layers: Layers = None, *, needs: Iterable[str] = (), progress: Progress = iter) -> pd.DataFrame:
+def is_report(source: str | os.PathLike) -> bool:
+    """Whether it is the directory of a saved report."""
+    try:
+        return Path(source).expanduser().joinpath("provenance.json").is_file()
+    except (OSError, RuntimeError, ValueError):  # a name too long, or ~name of a user that does not exist
+        return False
+
+
+def neuron_rows(
+    source: Source, layers: Layers = None, *, needs: Iterable[str] = (), progress: Progress = iter
+) -> pd.DataFrame:
     """The frame of neurons of a source, with two columns more: `d_model` (missing where only the frame is given) and
     `d_mlp` (neurons of that MLP).
 
@@ -78,17 +88,23 @@ def neuron_rows(source: Source, layers: Layers = None, *, needs: Iterable[str] =
         rows = join(parts)
     for name in needs:
         if name not in rows:
-            raise BadOption(f"the frame has no column {name!r}", hint="Give the frame of neurons of a report, with all its columns")
+            raise BadOption(
+                f"the frame has no column {name!r}", hint="Give the frame of neurons of a report, with all its columns"
+            )
         if rows[name].dtype.kind == "f" and rows[name].isna().all():
             raise BadOption(
                 f"{name!r} is missing for all these neurons", where=str(rows["model"].iloc[0]),
                 hint="The activation or the scale of the MLP's input is not known: the report's notes say why",
             )  # fmt: skip
-    rows["d_mlp"] = rows.groupby(["tower", "layer", rows["expert"].fillna("")], observed=True)["neuron"].transform("size")
+    rows["d_mlp"] = rows.groupby(["tower", "layer", rows["expert"].fillna("")], observed=True)["neuron"].transform(
+        "size"
+    )
     return rows
 
 
-def gated_layers(source: Source, layers: Layers = None, *, progress: Progress = iter) -> Iterator[tuple[str | None, GatedLayer]]:
+def gated_layers(
+    source: Source, layers: Layers = None, *, progress: Progress = iter
+) -> Iterator[tuple[str | None, GatedLayer]]:
     """Name of the model and factors of each MLP, one at a time; the next one takes the memory of the one before.
 
     Raises:

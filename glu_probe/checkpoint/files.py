@@ -18,7 +18,7 @@ from ..errors import (
     Unreadable,
     UnsafeShardName,
 )
-from .gguf import GGUFFile, GGUFSource, open_gguf
+from .gguf import GGUFFile, GGUFSource, first_part, open_gguf
 from .hub import HubFiles, cached_snapshot, is_offline, not_cached
 from .quantized.parts import scheme_of
 from .quantized.source import dequantised
@@ -93,13 +93,14 @@ class LocalFiles:
 
 @dataclass
 class OpenedFiles:
-    """A tensor source, the model's configuration, and where both came from."""
+    """A tensor source, the model's configuration, and where both came from; `strings` reads a long list of the metadata."""
 
     source: TensorSource
     config: dict[str, Any]
     format: str
     provenance: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    strings: Callable[[str], list[str] | None] = lambda key: None
 
 
 def open_files(ref: ModelRef) -> OpenedFiles:
@@ -151,7 +152,8 @@ def _open_one(path: Path) -> OpenedFiles:
 
 def _gguf(files: FileSet, name: str, exists: Callable[[str], bool]) -> OpenedFiles:
     source, metadata = open_gguf(name, files.gguf, exists, files.location)
-    return OpenedFiles(source, dict(metadata), "gguf")
+    first = first_part(name, metadata)
+    return OpenedFiles(source, dict(metadata), "gguf", strings=lambda key: files.gguf(first).strings(key))
 
 
 def _open_set(files: FileSet) -> OpenedFiles:

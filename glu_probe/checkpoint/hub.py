@@ -194,6 +194,10 @@ class HubGGUF(_HubFile):
                 stop *= 4
         self._infos, self.metadata, self.start = header.infos, header.metadata, b""
 
+    def strings(self, key: str) -> list[str] | None:
+        """A list of texts in the metadata, from the downloaded file."""
+        return self._local_file().strings(key)
+
 
 def cached_snapshot(repo: str, revision: str | None) -> Path:
     """The repository's directory in the local cache.

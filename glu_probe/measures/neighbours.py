@@ -9,10 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..arguments import whole_number
 from ..neurons import GatedLayer
 from .extremes import largest_cosine
 from .pairs import sign_is_free
-from .products import RowProducts
+from .products import RowProducts, row_products
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,7 +27,9 @@ _COLUMNS = {
 }  # fmt: skip
 
 
-def nearest_neighbours(layer: GatedLayer, neuron: int, products: RowProducts, count: int = 5) -> pd.DataFrame:
+def nearest_neighbours(
+    layer: GatedLayer, neuron: int, count: int = 5, *, products: RowProducts | None = None
+) -> pd.DataFrame:
     """The neurons whose query, key or value is most nearly parallel to this one's.
 
     The sign of q is fixed by the activation: a cosine of q near -1 is a neuron that reads the opposite. Those of k and v
@@ -36,17 +39,20 @@ def nearest_neighbours(layer: GatedLayer, neuron: int, products: RowProducts, co
     Args:
         layer: its factors.
         neuron: 0 <= neuron < d_mlp.
-        products: the layer's `row_products`.
         count: neighbours of each factor.
+        products: the layer's `row_products`, if they are at hand.
 
     Returns:
         Frame with a row per factor ("query", "key", "value") and rank, by |cosine|: factor, rank, neighbour (index), cosine
         (of that factor), cos_query, cos_key, cos_value (all three of the pair), null (expected largest |cosine| of as many
         isotropic directions), typical (median over neurons of the layer of |cosine| to the nearest: what the layer's own
-        anisotropy gives). A factor whose row is zero or not finite has no rows. Cost: 400 d_mlp d_model flops.
+        anisotropy gives, from 64 of them). A factor whose row is zero or not finite has no rows. Cost: 400 d_mlp d_model flops.
     """
     import pandas as pd
 
+    neuron = whole_number("neuron", neuron, 0, layer.d_mlp - 1)
+    layer = layer.detach()
+    products = row_products(layer) if products is None else products
     norms = [np.sqrt(square) for square in (products.qq, products.kk, products.vv)]
     live = [np.isfinite(norm) & (norm > 0) for norm in norms]
     matrices = (layer.query, layer.key, layer.value)

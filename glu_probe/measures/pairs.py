@@ -123,8 +123,7 @@ def exchanged_pairs(layer: GatedLayer, *, threshold: float) -> Pairs:
     Returns:
         Pairs with abs_cos_query_key = |cos(q_i, k_j)|, abs_cos_key_query = |cos(k_i, q_j)|; cos_value = cos(v_i, v_j)
         after each k was flipped, together with its v, to have a positive cosine with the other's q (with the sign as it is
-        where the neurons are not linear in the up branch); and abs_cos_qk, the larger |cos(q, k)| of the two: near 1, a
-        pair is no more than two neurons that read one direction. Cost: 4 d_mlp^2 d_model flops.
+        where the neurons are not linear in the up branch); and cos_query = cos(q_i, q_j). Cost: 4 d_mlp^2 d_model flops.
 
     Raises:
         BadOption: there are more than a million.
@@ -143,7 +142,7 @@ def exchanged_pairs(layer: GatedLayer, *, threshold: float) -> Pairs:
         "abs_cos_query_key": np.abs(forth),
         "abs_cos_key_query": np.abs(back),
         "cos_value": _cosines(v, other_v) * sign,
-        "abs_cos_qk": np.maximum(np.abs(_cosines(q, k)), np.abs(_cosines(other_q, other_k))),
+        "cos_query": _cosines(q, other_q),
     }
     return _pairs(units, first, second, values, np.minimum(np.abs(forth), np.abs(back)) >= threshold)
 
