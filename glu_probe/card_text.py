@@ -113,8 +113,8 @@ def _contexts(card: NeuronCard) -> str:
     for quadrant, rows in card.contexts.groupby("quadrant", sort=False):
         lines.append(_SIGNS[quadrant])
         for row in rows.itertuples():
-            start = f"  {row.value:>+10.4g}  [{_short(repr(row.token)[1:-1], 20)}]  "
-            lines.append(start + _short(repr(row.window)[1:-1], _WIDTH - len(start)))
+            start = f"  {row.value:>+10.4g}  [{_short(_visible(row.token), 20)}]  "
+            lines.append(start + _short(_visible(row.window), _WIDTH - len(start)))
     return "\n".join(lines)
 
 
@@ -141,6 +141,11 @@ def _beside(columns: list[list[str]]) -> list[str]:
 
 def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def _visible(text: str) -> str:
+    """On one line: what cannot be printed is escaped."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def _columns(text: str) -> int:

@@ -63,18 +63,18 @@ def aligned_branches(
         threshold: |cos(q, k)| that must be reached, 0 to 1. The other arguments as in `near_bilinear`.
 
     Returns:
-        Rows by score = abs_cos_qk, highest first, with cos_qv = cos(q, v) in the canonical gauge (cos(q, k) >= 0), in which
-        the neuron writes along +v whatever the sign of its input where S(a) has the sign of a, as all of SiLU, GELU and
-        ReLU have; amplifies: "along" if cos_qv > 0 (it writes back the direction it reads), "against" if below;
-        outlier_risk. Where |cos_qv| is of the size of d_model^(-1/2), that sign is noise. Null: the largest |cos(q, k)|
-        among as many isotropic pairs.
+        Rows by score = abs_cos_qk, highest first, with amplifies, cos_qv and outlier_risk. cos_qv = cos(q, v) is in the
+        canonical gauge (cos(q, k) >= 0), in which the neuron writes along +v whatever the sign of its input, since S(a) a >= 0
+        for SiLU, GELU and ReLU. amplifies is "along" if cos_qv > 0 (it writes back the direction it reads), "against" if
+        below 0, and "elsewhere" if |cos_qv| is within two standard deviations d_model^(-1/2) of chance; of a frame alone,
+        whose d_model is not known, the sign counts. Null: the largest |cos(q, k)| among as many isotropic pairs.
     """
     threshold = share("threshold", threshold, why="it is a cosine")
     rows = neuron_rows(source, layers, needs=("abs_cos_qk", "cos_qv", "outlier_risk"), progress=progress)
     rows["null"] = _nulls(rows)
-    rows["amplifies"] = pd.array(
-        np.select([rows["cos_qv"] > 0, rows["cos_qv"] < 0], ["along", "against"], ""), dtype="string"
-    )
+    chance = (2 / np.sqrt(rows["d_model"].astype(float))).fillna(0.0)
+    ways = [rows["cos_qv"] > chance, rows["cos_qv"] < -chance]
+    rows["amplifies"] = pd.array(np.select(ways, ["along", "against"], "elsewhere"), dtype="string")
     return _found(rows, rows["abs_cos_qk"] >= threshold, rows["abs_cos_qk"], ("amplifies", "cos_qv", "outlier_risk"))
 
 

@@ -267,6 +267,7 @@ class Checkpoint:
             self._source.infos(),
             site.prefix,
             site.d_model,
+            tower=site.tower,
             norm=rules.norm or rules.post_norm,
             family=tower.name,
             config=self._config.values,

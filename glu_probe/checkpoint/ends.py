@@ -56,6 +56,7 @@ def find_ends(
     prefix: str,
     d_model: int,
     *,
+    tower: str,
     norm: Norm | None,
     family: str | None,
     config: Mapping[str, Any],
@@ -68,11 +69,15 @@ def find_ends(
         infos: every tensor of the files.
         prefix: what the names of the stack's tensors begin with, up to the layer's number.
         d_model: width of the stream.
+        tower: name of the stack; what is not the language model has no vocabulary, and its encoder writes none.
         norm: the norm in front of its MLPs, else the one behind them, as it is stored; the final one is of its kind.
         family: name of its family, None if that is not known.
         config, parts: the whole config, and the part about this stack.
         gguf: whether the names are those of GGUF files.
     """
+    if tower not in ("text", "encoder"):
+        reason = f"the stack {tower!r} has no vocabulary"
+        return Ends(no_embedding=reason, no_unembedding=reason)
     embedding, no_embedding = _matrix(infos, prefix, _EMBEDDINGS, d_model, "embedding")
     final_names = (*_FINAL_NORMS, *(_FINAL_NORMS_OF[family.split("_")[0]] if _is_special(family) else ()))
     final, final_fault = _nearest(infos, prefix, final_names, "final norm")
@@ -82,7 +87,9 @@ def find_ends(
         reads, no_reads = None, "the residual stream is several streams that are mixed in every layer (AltUp)"
     elif embedding is not None and inner is not None and inner != final:
         reads, no_reads = None, f"the norm {inner!r} stands behind the embedding"
-    writes, no_writes, tied = _unembedding(infos, prefix, d_model, embedding, config, parts, gguf)
+    writes, no_writes, tied = None, "an encoder writes no logits", False
+    if tower == "text":
+        writes, no_writes, tied = _unembedding(infos, prefix, d_model, embedding, config, parts, gguf)
     if writes is not None:
         no_writes = final_fault or _final_fault(infos, final, norm, family, d_model)
     if writes is not None and no_writes is None and "altup_num_inputs" in parts:
@@ -102,8 +109,6 @@ def _unembedding(
     config: Mapping[str, Any], parts: Mapping[str, Any], gguf: bool,
 ) -> tuple[str | None, str | None, bool]:  # fmt: skip
     """The tensor or the reason why there is none, and whether it is the embedding."""
-    if "encoder" in prefix.split("."):
-        return None, "an encoder writes no logits", False
     head, fault = _matrix(infos, prefix, _UNEMBEDDINGS, d_model, "unembedding")
     if head is not None or "is not there" not in (fault or ""):
         return head, fault, False
