@@ -109,7 +109,7 @@ def _tokens(card: NeuronCard) -> str:
 def _contexts(card: NeuronCard) -> str:
     if not len(card.contexts):
         return ""
-    lines = ["Contexts in which it does most: S(a) b, b in the canonical gauge of the text; [the token] in its window"]
+    lines = ["Contexts by |S(a) b|, b in the canonical gauge of the text: the value, [the token], its window"]
     for quadrant, rows in card.contexts.groupby("quadrant", sort=False):
         lines.append(_SIGNS[quadrant])
         for row in rows.itertuples():

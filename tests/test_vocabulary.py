@@ -13,6 +13,7 @@ import torch
 import glu_probe as gp
 from glu_probe.checkpoint.in_memory import checkpoint_in_memory
 from glu_probe.errors import NoTokenizer
+from glu_probe.text.token_strings import token_strings
 from glu_probe.vocabulary import read_tokens, vocabulary_cosines
 
 from .support import write_llama
@@ -38,7 +39,9 @@ def gates(model, name, neuron, matrix):
     block = model.model.layers[1]
     x = model.model.embed_tokens.weight.detach() * (model.config.hidden_size**0.5 if name == "gemma2" else 1)
     x = x if norm is None else getattr(block, norm)(x)
-    zero = getattr(block, norm).bias if norm is not None and getattr(getattr(block, norm), "bias", None) is not None else 0
+    zero = (
+        getattr(block, norm).bias if norm is not None and getattr(getattr(block, norm), "bias", None) is not None else 0
+    )
     return ((x - zero) @ getattr(getattr(block, mlp), matrix).weight[neuron]).detach().double().numpy()
 
 
@@ -73,20 +76,29 @@ def test_tokens_are_those_of_the_modules(name):
             reading = read_tokens(checkpoint, site, layer, neuron, count=COUNT, tokenizer=tiny_models.tokens())
             assert reading.missing == {}
             sign = -1.0 if layer.canonical_gauge()[neuron] < 0 else 1.0
-            reads = {"query": gates(model, name, neuron, "gate_proj"), "key": sign * gates(model, name, neuron, "up_proj")}
+            reads = {
+                "query": gates(model, name, neuron, "gate_proj"),
+                "key": sign * gates(model, name, neuron, "up_proj"),
+            }
             known = np.zeros(tiny_models.VOCABULARY, dtype=bool)
             known[list(tiny_models.tokens().get_vocab().values())] = True
             known[model.config.pad_token_id] &= not tied(model)  # a row of zeros
             for factor, expected in {**reads, "value": sign * logits(model, name, neuron)}.items():
                 rows = reading.tokens[reading.tokens["factor"] == factor]
-                if factor != "value" and name == "olmo2":  # no norm: a long embedding does more, and has the same cosine
+                if (
+                    factor != "value" and name == "olmo2"
+                ):  # no norm: a long embedding does more, and has the same cosine
                     expected = expected / model.model.embed_tokens.weight.norm(dim=1).clamp(min=1e-9).double().numpy()
-                usable = known & (model.model.embed_tokens.weight.norm(dim=1) > 0).numpy() if factor != "value" else known
+                usable = (
+                    known & (model.model.embed_tokens.weight.norm(dim=1) > 0).numpy() if factor != "value" else known
+                )
                 order = [token for token in np.argsort(-expected, kind="stable") if usable[token]]
                 assert rows.query("side == 'top'")["token_id"].tolist() == order[:COUNT]
                 assert rows.query("side == 'bottom'")["token_id"].tolist() == order[::-1][:COUNT]
                 top = rows.query("side == 'top'")["cosine"].to_numpy()
-                scale = expected[order[:COUNT]] / top  # the same for all: |q| times the norm of every normalised embedding
+                scale = (
+                    expected[order[:COUNT]] / top
+                )  # the same for all: |q| times the norm of every normalised embedding
                 assert scale == pytest.approx(scale[0], rel=2e-3)
                 if factor == "value":
                     assert scale[0] == pytest.approx(1, abs=2e-3)
@@ -158,9 +170,7 @@ def test_what_is_not_there_is_said_by_factor(tmp_path, llama):
     assert "family is not in the table" in reasons(unknown, tokenizer=tokens)["query"]
     memory = checkpoint_in_memory(tiny_models.build("llama"))
     assert set(reasons(memory).values()) == {"a model in memory comes without its tokenizer"}
-    with pytest.raises(NoTokenizer):
-        from glu_probe.text.token_strings import token_strings
-
+    with pytest.raises(NoTokenizer, match="a model in memory comes without its tokenizer"):
         token_strings(memory)
 
 

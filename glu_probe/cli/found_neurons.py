@@ -76,8 +76,6 @@ def find(
 def _table(found: pd.DataFrame) -> str:
     """The frame without columns that say nothing: one model, one tower, what is missing everywhere."""
     same = [name for name in ("model", "tower") if found[name].nunique() <= 1]
-    empty = [
-        name for name in ("expert", "null", "flag") if name in found and not found[name].fillna("").astype(bool).any()
-    ]
+    empty = [name for name in ("expert", "null") if found[name].isna().all()]
     shown = found.drop(columns=[*same, *empty])
     return shown.to_string(index=False, na_rep="-", float_format=number)

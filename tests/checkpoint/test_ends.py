@@ -13,13 +13,26 @@ from glu_probe.checkpoint.source import TensorInfo
 RMS, LAYER = Norm("n"), Norm("n", kind="layer")
 
 
-def ends(names: str, prefix: str = "model.layers", *, width: int = 16, family: str | None = "llama", norm=RMS, tower="text", gguf=False, parts=None, **config):
+def ends(
+    names: str,
+    prefix: str = "model.layers",
+    *,
+    width: int = 16,
+    family: str | None = "llama",
+    norm=RMS,
+    tower="text",
+    gguf=False,
+    parts=None,
+    **config,
+):
     """Of a file with these tensors; names that end in "norm" or in "ln_f" are vectors."""
     infos = {}
     for name in names.split():
         vector = name.endswith("bias") or "norm" in name.split(".")[-2].lower() or ".ln_f." in f".{name}"
         infos[name] = TensorInfo(name, "F32", (width,) if vector else (32, width), 0, "file")
-    return find_ends(infos, prefix, 16, tower=tower, norm=norm, family=family, config=config, parts=parts or {}, gguf=gguf)
+    return find_ends(
+        infos, prefix, 16, tower=tower, norm=norm, family=family, config=config, parts=parts or {}, gguf=gguf
+    )
 
 
 @pytest.mark.parametrize(("prefix", "names"), [
