@@ -27,19 +27,21 @@ _PUBLIC = {
     "check": "checking",
     "probe": "probing",
     "measure_layer": "measuring",
+    "neuron_card": "card",
     "probe_text": "text.activations",
     "causal": "text.causal",
     "Report": "report",
     "gaussian_measures": "measures.gaussian",
     "GluProbeError": "errors",
 }
-_MODULES = ("conversions", "errors", "figures", "forms", "measures", "sample_models", "symmetries", "testing")
+_MODULES = ("conversions", "errors", "figures", "find", "forms", "measures", "sample_models", "symmetries", "testing")
 
 __all__ = sorted([*_PUBLIC, *_MODULES, "load_report"])
 
 if TYPE_CHECKING:
-    from . import conversions, errors, figures, forms, measures, sample_models, symmetries
+    from . import conversions, errors, figures, find, forms, measures, sample_models, symmetries
     from .activations import Activation, activation
+    from .card import neuron_card
     from .checking import check
     from .checkpoint.checkpoint import Checkpoint, open_checkpoint
     from .checkpoint.registration import register_family

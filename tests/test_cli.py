@@ -14,6 +14,7 @@ import glu_probe as gp
 from glu_probe import cli
 
 from .support import llama_config, llama_tensors, write_checkpoint, write_llama
+from .text import tiny_models
 
 
 @pytest.fixture
@@ -110,11 +111,87 @@ def test_report_options_are_heeded(run, llama, tmp_path):
 def test_neuron(run, llama):
     code, out, _ = run("neuron", llama, 3, 5)
     assert code == 0
-    assert "layer 3, neuron 5" in out
-    assert "exchange_asymmetry" in out
-    card = json.loads(run("neuron", llama, 3, 5, "--json")[1])
-    assert card["measures"]["query_norm"] > 0
-    assert card["io_class"]
+    assert out == f"{gp.neuron_card(llama, 3, 5)}\n"
+    assert json.loads(run("neuron", llama, 3, 5, "--json")[1]) == gp.neuron_card(llama, 3, 5).to_dict()
+
+
+def test_options_of_neuron_are_heeded(run, tmp_path):
+    directory = tiny_models.save(tmp_path / "tiny", "llama")
+    text = tmp_path / "text.txt"
+    text.write_text(tiny_models.words(300))
+    code, _, err = run(
+        "activations", directory, "--text", text, "--length", 64, "--contexts", 2, "--neurons", "1:5", "-o", tmp_path / "out",
+        "--no-figures",
+    )  # fmt: skip
+    assert code == 0, err
+    card = json.loads(run("neuron", directory, 1, 5, "--report", tmp_path / "out", "--top", 3, "--json")[1])
+    assert card["missing"] == {}
+    assert (len(card["tokens"]), {row["rank"] for row in card["contexts"]}) == (18, {1, 2})
+    assert "a > 0, b > 0" in run("neuron", directory, 1, 5, "--report", tmp_path / "out")[1]
+    raw = json.loads(run("neuron", directory, 1, 5, "--no-fold-norm", "--json", "--top", 1)[1])
+    assert raw["measures"][0]["value"] != card["measures"][0]["value"]
+    assert "not folded" in raw["missing"]["tokens of query"]
+    assert run("neuron", directory, 1, 5, "--report", tmp_path)[0] == 2
+
+
+def test_find(run, tmp_path):
+    tensors = llama_tensors(layers=2)
+    for name in ("gate_proj", "up_proj"):
+        tensors[f"model.layers.1.mlp.{name}.weight"][7] = tensors[f"model.layers.1.mlp.{name}.weight"][3]
+    model = write_checkpoint(tmp_path / "model", tensors, llama_config(num_hidden_layers=2))
+    code, out, err = run("find", model, "duplicates")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].startswith("1 found (pairs that act as one neuron")
+    assert lines[1].split() == ["layer", "neuron", "partner", "score", "cos_value"]
+    assert lines[2].split()[:4] == ["1", "3", "7", "1"]
+    assert run("find", model, "near-duplicates")[1].startswith(
+        "0 found (pairs alike in q, k and v: cosine of each at least 0.8)"
+    )
+    facts = json.loads(run("find", model, "weakening", "--threshold", 0.1, "--layers", "0", "--json")[1])
+    wanted = gp.find.weakening(model, threshold=0.1, layers="0")
+    assert (facts["what"], facts["threshold"], facts["found"]) == ("weakening", 0.1, len(wanted))
+    assert [row["neuron"] for row in facts["neurons"]] == wanted["neuron"].tolist()
+    assert {row["layer"] for row in facts["neurons"]} == {0}
+    assert len(json.loads(run("find", model, "weakening", "--threshold", 0.1, "--top", 2, "--json")[1])["neurons"]) == 2
+    out = run("find", model, "weakening", "--threshold", 0, "--top", 2)[1]
+    assert len(out.splitlines()) == 5
+    assert "more: --top" in out
+    gp.probe(model).save(tmp_path / "report", figures=False)
+    first, second = (
+        json.loads(run("find", source, "weakening", "--json")[1]) for source in (model, tmp_path / "report")
+    )
+    assert [row["neuron"] for row in first["neurons"]] == [row["neuron"] for row in second["neurons"]]
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["nothing"], "there is nothing called 'nothing' to find"),
+    (["padded", "--threshold", 1], "padded takes no threshold"),
+    (["near_bilinear", "--threshold", 2], "threshold is 2.0"),
+    (["near_bilinear", "--layers", "99"], "there is no layer 99"),
+])  # fmt: skip
+def test_find_refuses_in_one_line(run, llama, arguments, words):
+    code, out, err = run("find", llama, *arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+
+
+def test_find_in_a_report_takes_no_options_of_reading(run, llama, tmp_path):
+    gp.probe(llama, layers=[0]).save(tmp_path / "report", figures=False)
+    code, _, err = run("find", tmp_path / "report", "dead", "--family", "llama")
+    assert code == 2
+    assert "options of how a model is read do not apply to a report" in err
+    code, _, err = run("find", tmp_path / "report", "duplicates")
+    assert code == 2
+    assert f"Give the model: {llama}" in err
+
+
+def test_ls_finders(run):
+    rows = json.loads(run("ls", "finders", "--json")[1])
+    out = run("ls", "finders")[1]
+    for row in rows:
+        assert row["meaning"] in out
+        assert callable(getattr(gp.find, row["name"]))
 
 
 @pytest.mark.parametrize("what", ["measures", "families"])

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from glu_probe import open_checkpoint
 from glu_probe.cli import app, application
-from glu_probe.cli.options import Folding, InputFolding, Opening, spread
+from glu_probe.cli.options import Folding, Opening, spread
 from glu_probe.cli.saving import output_directory
 
 
@@ -50,7 +50,7 @@ def test_the_options_of_opening_are_all_that_open_checkpoint_has():
 
 
 @pytest.mark.parametrize(("command", "group"), [
-    ("inspect", Opening), ("check", Opening), ("causal", Opening), ("neuron", InputFolding), ("report", Folding),
+    ("inspect", Opening), ("check", Opening), ("causal", Opening), ("neuron", Folding), ("find", Folding), ("report", Folding),
     ("activations", Folding),
 ])  # fmt: skip
 def test_commands_have_the_options_of_their_group_and_no_others_of_opening(command, group):

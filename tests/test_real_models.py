@@ -380,3 +380,67 @@ def test_costs_of_two_layers_of_smollm2():
     gap = costs.pivot(index="layers", columns="intervention", values="output_gap")
     assert (gap["symmetrised"] == gap["exchange"] / 4).all()
     assert 2.5 < costs.attrs["clean_loss"] < 3.8
+
+
+def test_tokens_that_a_neuron_reads_and_writes(loaded):
+    """What the model's own norms, gate and unembedding make of every token."""
+    layer, neuron = (9, 1408) if loaded.gemma else (29, 876)
+    card = gp.neuron_card(loaded.checkpoint, layer, neuron, top=10)
+    assert set(card.missing) == {"contexts"}
+    block, norm = loaded.block(layer)
+    inner = loaded.model.model
+    with torch.no_grad():
+        embedding = inner.embed_tokens.weight
+        known = embedding.norm(dim=1) > 0
+        x = norm(embedding)  # Gemma's scale on the embedding is lost in the norm
+        value = block.mlp.down_proj.weight[:, neuron]
+        value = block.post_feedforward_layernorm(value) if loaded.gemma else value
+        # from a distance at which the norm's epsilon is nothing
+        logits = loaded.model.lm_head(inner.norm(1e4 * value / value.norm()))
+        unit = inner.norm(torch.eye(len(value)) * 1e4)  # the norm's gain on every axis
+        sizes = (embedding.square() @ unit.diag().square()).sqrt()
+        a, b = (x @ part.weight[neuron] for part in (block.mlp.gate_proj, block.mlp.up_proj))
+    q, k, _ = loaded.factors(layer)
+    sign = np.sign(q[neuron] @ k[neuron])
+    for factor, scores in {"query": a, "key": sign * b, "value": sign * logits / sizes}.items():
+        order = torch.where(known, scores, torch.nan).double().numpy()
+        order = [token for token in np.argsort(-order, kind="stable") if known[token]]
+        rows = card.tokens[card.tokens["factor"] == factor]
+        for side, expected in (("top", order[:10]), ("bottom", order[::-1][:10])):
+            assert set(rows[rows["side"] == side]["token_id"]) == set(expected), (factor, side)
+    if not loaded.gemma:  # it reads quotation marks and writes against them
+        rows = card.tokens[card.tokens["side"] == "bottom"]
+        assert {"'”'", "'“'"} <= set(rows[rows["factor"] == "query"]["token"])
+        assert {"'”'", "'“'", "'\"'"} <= set(rows[rows["factor"] == "value"]["token"])
+
+
+def test_what_the_finders_find(loaded):
+    """Counts of each kind, and exchange partners against the plainest computation."""
+    from glu_probe import find
+
+    neurons = loaded.report.neurons
+    assert (
+        len(find.near_bilinear(loaded.report))
+        == (neurons["bilinear_share"] >= 0.9).sum()
+        == (0 if loaded.gemma else 74)
+    )
+    assert (
+        len(find.aligned_branches(loaded.report))
+        == (neurons["abs_cos_qk"] >= 0.8).sum()
+        == (24 if loaded.gemma else 12)
+    )
+    for finder, kind in ((find.strengthening, "strengthening"), (find.weakening, "weakening")):
+        assert len(finder(loaded.report)) == neurons["io_class"].astype(str).str.endswith(kind).sum()
+    for finder in (find.dead, find.padded):
+        assert not len(finder(loaded.report))
+    for finder in (find.duplicates, find.near_duplicates):
+        assert not len(finder(loaded.checkpoint))
+    pairs = find.exchange_partners(loaded.checkpoint)
+    assert len(pairs) == (65 if loaded.gemma else 79)
+    layer = 9 if loaded.gemma else 29
+    q, k, _ = (part / np.linalg.norm(part, axis=1, keepdims=True) for part in loaded.factors(layer))
+    cross = np.abs(q @ k.T)
+    wanted = np.argwhere(np.triu(np.minimum(cross, cross.T) >= 0.5, 1))
+    here = pairs[pairs["layer"] == layer]
+    assert len(wanted) > 0
+    assert {*zip(here["neuron"], here["partner"], strict=True)} == {*map(tuple, wanted)}

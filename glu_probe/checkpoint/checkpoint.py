@@ -8,9 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from torch import Tensor
+
 from ..activations import Activation
 from ..errors import BadOption
 from ..neurons import GatedLayer
+from .ends import Ends, find_ends
 from .factors import FactorReader
 from .family import EXPERT_LAYOUTS, FUSED_ORDERS, FusedOrder
 from .files import OpenedFiles, open_files
@@ -233,14 +236,15 @@ class Checkpoint:
         Raises:
             BadOption: there is no such MLP; the message says what there is.
         """
-        return self.load(self._site(layer, expert, tower))
+        return self.load(self.site(layer, expert, tower))
 
     def rules(self, layer: int, expert: int | str | None = None, tower: str = "text") -> MLPRules:
         """What was decided for the MLP that `layer` would read."""
-        site = self._site(layer, expert, tower)
+        site = self.site(layer, expert, tower)
         return self._reader.rules(site, self._rules[site.tower])
 
-    def _site(self, layer: int, expert: int | str | None, tower: str) -> Site:
+    def site(self, layer: int, expert: int | str | None = None, tower: str = "text") -> Site:
+        """The MLP that `layer` would read; see there."""
         towers = {site.tower for site in self.sites}
         tower = next(iter(towers)) if tower == "text" and len(towers) == 1 else tower
         here = [site for site in self.sites if site.tower == tower and site.layer == layer]
@@ -263,6 +267,33 @@ class Checkpoint:
             if known
             else f"There are the stacks {', '.join(sorted(towers))}",
         )
+
+    def ends(self, site: Site) -> Ends:
+        """Where the vocabulary enters and leaves the residual stream that this MLP stands in."""
+        rules, tower = self.rules_of(site), self._rules[site.tower]
+        return find_ends(
+            self._source.infos(),
+            site.prefix,
+            site.d_model,
+            tower=site.tower,
+            norm=rules.norm or rules.post_norm,
+            family=tower.name,
+            config=self._config.values,
+            parts=tower.part,
+            gguf=self._config.gguf,
+        )
+
+    def output_gain(self, site: Site) -> Tensor | None:
+        """[d_model] gain of the norm on this MLP's output, whether or not it is folded into value; None without such a norm.
+
+        Raises:
+            IncompleteTriple, ShapeMismatch: it is absent, or has another width.
+        """
+        return self._reader.output_gain(site, self._rules[site.tower])
+
+    def token_pieces(self) -> list[str] | None:
+        """The vocabulary in a GGUF file, as its tokenizer spells it, by id; None where there is none."""
+        return self._opened.strings("tokenizer.ggml.tokens")
 
     def rules_of(self, site: Site) -> MLPRules:
         """What was decided for one MLP: its gate, the norms around it, constants."""

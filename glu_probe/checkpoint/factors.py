@@ -70,6 +70,13 @@ class FactorReader:
         known = {name for norm in family.norms for name in self._module(norm).split("|")}
         return sorted(self._inventory.mlp_norms(site.prefix, site.layer) - known)
 
+    def output_gain(self, site: Site, tower: TowerRules) -> Tensor | None:
+        """Gain of the norm on the MLP's output, whatever the options fold in; None without such a norm."""
+        norm = self.rules(site, tower).post_norm
+        if norm is None or norm.weight == "none":
+            return None
+        return self._gain(self._norm_name(site, norm, "weight"), norm, torch.float64)
+
     def nbytes(self, site: Site, norms: Mapping[str, str]) -> int:
         """Stored bytes that loading it reads."""
         infos = self._source.infos()
@@ -200,5 +207,10 @@ class FactorReader:
         return next(filter(None, found), None)
 
     def _gain(self, name: str, norm: Norm, dtype: torch.dtype) -> Tensor:
-        weight = self._source.read(name).to(dtype)
-        return 1 + weight if norm.weight == "offset" else weight
+        return read_gain(self._source, name, norm, dtype)
+
+
+def read_gain(source: TensorSource, name: str, norm: Norm, dtype: torch.dtype) -> Tensor:
+    """[d_model] gain of a norm that is stored under that name."""
+    weight = source.read(name).to(dtype)
+    return 1 + weight if norm.weight == "offset" else weight

@@ -20,7 +20,7 @@ from ..errors import (
     UnsafeShardName,
 )
 from .file_sets import FileSet, LocalFiles
-from .gguf import open_gguf
+from .gguf import first_part, open_gguf
 from .hub import HubFiles, cached_snapshot, is_offline, not_cached
 from .quantized.parts import scheme_of
 from .quantized.source import dequantised
@@ -43,7 +43,7 @@ _MLP = re.compile(r"\.(mlp|feed_forward|ffn|block_sparse_moe|mlp_block)\.|\.ffn_
 class OpenedFiles:
     """A tensor source, the model's configuration, and where both came from.
 
-    `remote` says that reading the source costs transfers.
+    `remote` says that reading the source costs transfers; `strings` reads a long list of the metadata.
     """
 
     source: StoredSource
@@ -52,6 +52,7 @@ class OpenedFiles:
     provenance: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     remote: bool = False
+    strings: Callable[[str], list[str] | None] = lambda key: None
 
 
 def open_files(ref: ModelRef, *, download: bool = False) -> OpenedFiles:
@@ -128,7 +129,8 @@ def _open_one(files: FileSet, name: str) -> OpenedFiles:
 
 def _gguf(files: FileSet, name: str, exists: Callable[[str], bool]) -> OpenedFiles:
     source, metadata = open_gguf(name, files.gguf, exists, files.location)
-    return OpenedFiles(source, dict(metadata), "gguf")
+    first = first_part(name, metadata)
+    return OpenedFiles(source, dict(metadata), "gguf", strings=lambda key: files.gguf(first).strings(key))
 
 
 def _open_set(files: FileSet) -> OpenedFiles:

@@ -52,6 +52,10 @@ class GGUFSource(TensorSource, Protocol):
 
     metadata: Mapping[str, Any]
 
+    def strings(self, key: str) -> list[str] | None:
+        """A list of texts of any length in the metadata, None if there is none under that key."""
+        ...
+
 
 class GGUFTensors:
     """The tensors of one GGUF file whose header is known; where its bytes come from, subclasses say."""
@@ -67,6 +71,15 @@ class GGUFTensors:
     def infos(self) -> Mapping[str, TensorInfo]:
         """Every tensor by name."""
         return self._header.infos
+
+    def strings(self, key: str) -> list[str] | None:
+        """A list of texts of any length in the metadata, None if there is none under that key."""
+        found = self._header_with(key).metadata.get(key)
+        return found if isinstance(found, list) and all(isinstance(text, str) for text in found) else None
+
+    def _header_with(self, key: str) -> GGUFHeader:
+        """The header with the array under that key, however long it is."""
+        raise NotImplementedError
 
     def read(self, name: str, rows: slice | None = None) -> Tensor:
         """The tensor, or a range of its rows, dequantised; float16 and bfloat16 widened to float32."""
@@ -119,6 +132,10 @@ class GGUFFile(GGUFTensors):
         refuse_other_kinds(kind, path)
         with opened(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             self._header = parse_header(data, len(data), path)
+
+    def _header_with(self, key: str) -> GGUFHeader:
+        with opened(self.path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return parse_header(data, len(data), self.path, whole=key)
 
     def _fill(self, out: memoryview, name: str, skipped: int) -> None:
         with opened(self.path) as file:
@@ -182,15 +199,23 @@ class NeedsMore(Exception):
     """The header goes on behind what was given of the file."""
 
 
-def parse_header(data: bytes | mmap.mmap, size: int, where: object) -> GGUFHeader:
-    """The header of a file of that size, of which `data` is the beginning.
+def first_part(name: str, metadata: Mapping[str, Any]) -> str:
+    """Name of the file whose metadata count: the first of a split one."""
+    count = metadata.get("split.count")
+    split = isinstance(count, int) and count > 1
+    return _SPLIT.sub(lambda match: f"-00001-of-{match[2]}.gguf", name) if split else name
+
+
+def parse_header(data: bytes | mmap.mmap, size: int, where: object, *, whole: str | None = None) -> GGUFHeader:
+    """The header of a file of that size, of which `data` is the beginning; the array under the key `whole` is kept however
+    long it is.
 
     Raises:
         CorruptHeader, Truncated.
         NeedsMore: `data` ends inside the header and the file does not.
     """
     try:
-        return _Cursor(data, size, where).header()
+        return _Cursor(data, size, where, whole).header()
     except UnicodeDecodeError as error:
         raise _corrupt(f"a text in it is not UTF-8 ({error.reason})", where) from None
 
@@ -200,8 +225,8 @@ def _corrupt(fault: str, where: object) -> CorruptHeader:
 
 
 class _Cursor:
-    def __init__(self, data: bytes | mmap.mmap, size: int, where: object) -> None:
-        self.data, self.size, self.where, self.at = data, size, where, 4
+    def __init__(self, data: bytes | mmap.mmap, size: int, where: object, whole: str | None = None) -> None:
+        self.data, self.size, self.where, self.whole, self.at = data, size, where, whole, 4
 
     def fail(self, fault: str) -> CorruptHeader:
         return _corrupt(fault, self.where)
@@ -229,7 +254,7 @@ class _Cursor:
         start = self.advance(self.take("<Q"))
         return self.data[start : self.at].decode("utf-8")
 
-    def value(self, kind: int, depth: int = 0) -> Any:
+    def value(self, kind: int, depth: int = 0, *, whole: bool = False) -> Any:
         if kind in _SCALARS:
             return self.take(_SCALARS[kind])
         if kind == _STRING:
@@ -241,7 +266,7 @@ class _Cursor:
         inner, count = self.take("<I"), self.take("<Q")
         if count > self.size:
             raise self.fail(f"an array of {count:,} values is longer than the file")
-        if count <= _KEPT:
+        if count <= _KEPT or whole:
             return [self.value(inner, depth + 1) for _ in range(count)]
         if inner in _SCALARS:
             self.advance(count * struct.calcsize(_SCALARS[inner]))
@@ -258,7 +283,7 @@ class _Cursor:
             key = self.text()
             if key in metadata:
                 raise self.fail(f"the key {key[:80]!r} stands in it twice")
-            metadata[key] = self.value(self.take("<I"))
+            metadata[key] = self.value(self.take("<I"), whole=key == self.whole)
         for key, kind in (("general.architecture", str), ("general.alignment", int), ("split.count", int)):
             if key in metadata and type(metadata[key]) is not kind:
                 raise self.fail(f"{key} is {metadata[key]!r:.80}")

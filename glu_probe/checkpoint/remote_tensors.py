@@ -87,17 +87,21 @@ class RemoteGGUF(GGUFTensors):
     """
 
     def __init__(self, file: RemoteFile, facts: Mapping[str, Any]) -> None:
-        self.where, self._facts = file.where, {**facts, **file.facts()}
+        self.where, self._facts, self._file = file.where, {**facts, **file.facts()}, file
         gguf.refuse_other_kinds(_kind(file), file.where)
-        stop, header = FIRST, None
-        while header is None:  # how long the header is, only walking it tells
-            try:
-                header = gguf.parse_header(file.need(stop), file.size, file.where)
-            except gguf.NeedsMore:
-                stop *= 4
-        self._header = header
-        file.forget_beginning()
-        self._data = _Data(file, header.infos, header.starts)
+        self._header = self._header_with(None)
+        self._data = _Data(file, self._header.infos, self._header.starts)
+
+    def _header_with(self, key: str | None) -> gguf.GGUFHeader:
+        stop = FIRST
+        try:
+            while True:  # how long the header is, only walking it tells
+                try:
+                    return gguf.parse_header(self._file.need(stop), self._file.size, self.where, whole=key)
+                except gguf.NeedsMore:
+                    stop *= 4
+        finally:
+            self._file.forget_beginning()
 
     def _fill(self, out: memoryview, name: str, skipped: int) -> None:
         self._data.fill(out, name, skipped)
@@ -127,6 +131,10 @@ class HeaderFirst:
     def infos(self) -> Mapping[str, TensorInfo]:
         """Every tensor by name."""
         return self._remote.infos()
+
+    def strings(self, key: str) -> list[str] | None:
+        """A list of texts in the metadata of a GGUF file."""
+        return self._remote.strings(key)
 
     def read(self, name: str, rows: slice | None = None) -> Tensor:
         """Read from the copy if there is one."""

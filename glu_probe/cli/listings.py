@@ -18,15 +18,17 @@ class Listing(str, Enum):
     measures = "measures"
     families = "families"
     interventions = "interventions"
+    finders = "finders"
 
 
 @app.command(epilog="Example: glu-probe ls measures")
 def ls(what: Annotated[Listing, typer.Argument(help="What to list.")], as_json: AsJson = False) -> None:
-    """List the measures, the families or the interventions of `causal`."""
+    """List the measures, the families, the interventions of `causal` or what `find` finds."""
     rows, text = {
         Listing.measures: (_measures, _measures_text),
         Listing.families: (_families, _families_text),
         Listing.interventions: (_interventions, _interventions_text),
+        Listing.finders: (_finders, _finders_text),
     }[what]
     if as_json:
         print_json(rows())
@@ -42,6 +44,20 @@ def _interventions() -> list[dict[str, Any]]:
 
 def _interventions_text(rows: list[dict[str, Any]]) -> str:
     return "\n".join(f"{row['name']:<16} {row['gauge']:<10} {row['meaning']}" for row in rows)
+
+
+def _finders() -> list[dict[str, Any]]:
+    from ..finder_table import FINDERS
+
+    return [{"name": name, **vars(finder)} for name, finder in FINDERS.items()]
+
+
+def _finders_text(rows: list[dict[str, Any]]) -> str:
+    lines = [f"{row['name']:<18} {row['needs']:<8} {row['meaning']}" for row in rows]
+    return "\n".join(
+        line if row["threshold"] is None else f"{line} {row['threshold']:g}"
+        for line, row in zip(lines, rows, strict=True)
+    )
 
 
 def _measures() -> list[dict[str, Any]]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from .application import app
-from .options import AsJson, InputFolding, Model, spread
-from .printing import echo, notes, number, print_json
+from .options import AsJson, Folding, Model, spread
+from .printing import echo, print_json
 
 
-@app.command(epilog="Example: glu-probe neuron HuggingFaceTB/SmolLM2-135M 27 100")
+@app.command(epilog="Example: glu-probe neuron HuggingFaceTB/SmolLM2-135M 27 100 --report smollm2-text")
 @spread
 def neuron(
     model: Model,
@@ -19,28 +20,25 @@ def neuron(
     neuron: Annotated[int, typer.Argument(min=0, help="Neuron index.")],
     *,
     expert: Annotated[str | None, typer.Option(help="Routed expert's index, or shared.")] = None,
-    opening: InputFolding,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="What `glu-probe activations --contexts` wrote, for the neuron's contexts."),
+    ] = None,
+    top: Annotated[int, typer.Option(min=0, help="So many tokens on each side; 0 to read no vocabulary.")] = 10,
+    opening: Folding,
     as_json: AsJson = False,
 ) -> None:
-    """Show one neuron against its layer."""
+    """Show one neuron: its numbers against its layer, its nearest neighbours, the tokens it reads and writes, and the
+    contexts in which it does most.
+
+    "By chance" is the largest cosine to be expected of as many isotropic directions, "typical" the median over the
+    layer's neurons.
+    """
     from ..card import neuron_card
 
-    checkpoint = opening.open(model)
     which = int(expert) if expert is not None and expert.isdigit() else expert
-    factors = checkpoint.layer(layer, expert=which)
-    card = neuron_card(factors, neuron)
+    card = neuron_card(opening.open(model), layer, neuron, which, report, top=top)
     if as_json:
-        measures = {row.measure: None if row.value != row.value else row.value for row in card.itertuples()}
-        place = {"model": checkpoint.name, "layer": layer, "neuron": neuron}
-        print_json({**place, **card.attrs, "measures": measures})
-        return
-    notes(checkpoint.notes)
-    echo(f"{checkpoint.name}, layer {layer}, neuron {neuron}: {card.attrs['io_class'] or 'no class'}")
-    if card.attrs["flags"]:
-        echo(f"flags: {', '.join(card.attrs['flags'])}")
-    echo(f"\n{'measure':<20} {'value':>12} {'layer median':>13} {'percentile':>11}")
-    for row in card.itertuples():
-        percentile = "-" if row.percentile != row.percentile else f"{row.percentile:.0f}"
-        name = row.measure + " *" * (row.measure in card.attrs["gauge_dependent"])
-        echo(f"{name:<20} {number(row.value):>12} {number(row.layer_median):>13} {percentile:>11}")
-    echo("* a choice of coordinates: says nothing by itself")
+        print_json(card.to_dict())
+    else:
+        echo(str(card))

@@ -90,16 +90,10 @@ class Opening:
 
 
 @dataclass(frozen=True)
-class InputFolding(Opening):
-    """`Opening` where query and key are looked at."""
+class Folding(Opening):
+    """`Opening` where query, key and value are looked at."""
 
     fold_norm: FoldNorm = True
-
-
-@dataclass(frozen=True)
-class Folding(InputFolding):
-    """`Opening` where query, key and value are."""
-
     fold_post_norm: FoldPostNorm = False
 
 

@@ -26,11 +26,14 @@ _PUBLIC = {
     "Interaction": "interaction",
     "output_directions": "interaction",
     "neuron_groups": "groups",
+    "nearest_neighbours": "neighbours",
+    "largest_cosine": "extremes",
 }
 
 __all__ = sorted(_PUBLIC)
 
 if TYPE_CHECKING:
+    from .extremes import largest_cosine
     from .groups import neuron_groups
     from .interaction import (
         Interaction,
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
         output_directions,
     )
     from .io_classes import IO_CLASSES, io_class
+    from .neighbours import nearest_neighbours
     from .registry import MEASURES
     from .spectra import effective_rank, principal_angles
     from .tensor import tensor_asymmetry
