@@ -29,6 +29,7 @@ _PUBLIC = {
     "measure_layer": "probing",
     "probe_text": "text.activations",
     "causal": "text.causal",
+    "compare": "across.comparing",
     "Report": "report",
     "gaussian_measures": "measures.gaussian",
     "GluProbeError": "errors",
@@ -39,6 +40,7 @@ __all__ = sorted([*_PUBLIC, *_MODULES, "load_report"])
 
 if TYPE_CHECKING:
     from . import conversions, errors, figures, forms, measures, sample_models, symmetries
+    from .across.comparing import compare
     from .activations import Activation, activation
     from .checking import check
     from .checkpoint.checkpoint import Checkpoint, open_checkpoint
