@@ -161,9 +161,14 @@ class Comparison:
             frames = [pd.read_parquet(directory / f"{name}.parquet") for name in _FRAMES]
             provenance = json.loads((directory / "provenance.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            name = getattr(error, "filename", None)
+            absent = [
+                name
+                for name in (*(f"{frame}.parquet" for frame in _FRAMES), "provenance.json")
+                if not (directory / name).exists()
+            ]
+            found = f"no {absent[0]}" if absent else str(error).splitlines()[0]
             raise NoReport(
-                f"there is no complete comparison here ({f'no {Path(name).name}' if name else type(error).__name__})",
+                f"there is no complete comparison here ({found})",
                 where=directory, hint="Make one with `glu-probe compare MODEL MODEL -o DIR`",
             ) from None  # fmt: skip
         return cls(*frames, provenance)
