@@ -108,6 +108,7 @@ def model_profiles(
                 lw=1.4,
                 label=" ".join([name, *extra]),
             )
+    _scaled(ax, layers[column])
     ax.set_ylabel(measure)
     ax.set_xlabel("layer" if by == "layer" else "relative depth: 0 the first layer, 1 the last")
     if by == "layer":
@@ -119,6 +120,14 @@ def model_profiles(
     else:
         _legend(ax)
     return ax
+
+
+def _scaled(ax: Axes, values: pd.Series) -> None:
+    """A logarithmic axis where values of models are more than a factor of ten apart and all positive."""
+    known = values[values.notna()].astype(float)
+    if known.min() > 0 and known.max() > 10 * known.min():
+        ax.set_yscale("log")
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _scale_of_models(ax: Axes, names: Sequence[str]) -> None:
@@ -253,6 +262,7 @@ def trajectory(layers: pd.DataFrame, measure: str = "exchange_asymmetry", *, ax:
         rotation=30 if max(map(len, names)) > 6 else 0,
         ha="right" if max(map(len, names)) > 6 else "center",
     )
+    _scaled(ax, layers[column])
     ax.set_ylabel(measure)
     ax.figure.colorbar(mpl.cm.ScalarMappable(scale, "viridis"), ax=ax, label="relative depth of the layer")
     ax.legend(fontsize="small", frameon=False, loc="best")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from scipy.spatial import KDTree
 
 _NORMS = ("query_norm", "value_gain")
 _COSINES = ("abs_cos_qk", "cos_kv", "abs_cos_qv")
@@ -22,6 +21,8 @@ def same_by_fingerprint(base: pd.DataFrame, other: pd.DataFrame) -> tuple[str, n
         tenth as far away as two neurons of the layer usually are, each with one of its own; else "unknown". Then the order
         ([d_mlp] index in `other`) and the share at the same index.
     """
+    from scipy.spatial import KDTree
+
     points = [_points(frame) for frame in (base, other)]
     known = np.isfinite(points[0]).all(1) & np.isfinite(points[1]).all(1)
     order = np.arange(len(base))

@@ -222,8 +222,9 @@ def _where(row: pd.Series) -> str:
 
 def _table(name: str, heading: str, lead: str, frame: pd.DataFrame, columns: list[str]) -> dict[str, Any]:
     kept = [column for column in columns if column in frame and not frame[column].isna().all()]
-    if "tower" in kept and frame["tower"].nunique() == 1:
-        kept.remove("tower")
+    for place in ("tower", "model"):
+        if place in kept and frame[place].nunique() == 1:
+            kept.remove(place)
     words = ("model", "measure", "at", "note", "identity", "effect_kind", "expert")
     return {
         "name": name, "heading": heading, "lead": lead,

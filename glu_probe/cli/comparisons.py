@@ -22,9 +22,7 @@ from .saving import command_line, output_directory
 def compare(
     models: Annotated[
         list[str],
-        typer.Argument(
-            metavar="MODEL MODEL...", help="Models, or directories of saved reports; the first is the base."
-        ),
+        typer.Argument(metavar="MODEL", help="Models, or directories of saved reports; the first is the base."),
     ],
     out: Out,
     *,

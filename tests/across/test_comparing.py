@@ -50,6 +50,11 @@ def tuned(tmp_path_factory, tensors):
     return write(tmp_path_factory.mktemp("models") / "tuned", changed(tensors, change))
 
 
+@pytest.fixture(scope="module")
+def pair(base, tuned):
+    return gp.compare(base, tuned, samples=16)
+
+
 def permuted(tensors):
     """Neurons of every layer in another order, k and v with other signs and sizes: the same model."""
     generator = torch.Generator().manual_seed(2)
@@ -76,8 +81,8 @@ def test_a_model_beside_itself_differs_in_nothing(base):
     assert result.layers["relative_depth"].tolist() == [0, 0.5, 1] * 2
 
 
-def test_what_was_changed_is_what_is_found(base, tuned):
-    result = gp.compare(base, tuned, samples=16)
+def test_what_was_changed_is_what_is_found(base, tuned, pair):
+    result = pair
     top = result.moved(1).iloc[0]
     assert (top["layer"], top["neuron"]) == (1, 7)
     assert top["angle_q"] > 45
@@ -197,15 +202,14 @@ def test_depths_that_differ_are_aligned_by_bins(base, tmp_path):
     result = gp.compare(base, deep, samples=16, rounding=False)
     assert result.provenance["align"] == "depth"
     assert sorted(result.differences["depth_bin"].unique()) == [0, 1, 2]
-    # layers 0-2, 3-4 and 5-6 of the deep one stand in the thirds of its depth
     neurons = gp.probe(deep, samples=16).neurons
     expected = [
         neurons.loc[neurons["layer"].isin(which), "cos_kv"].astype(float).mean()
         for which in ((0, 1), (2, 3), (4, 5, 6))
     ]
     rows = result.differences[result.differences["measure"] == "cos_kv"]
-    depth = np.arange(7) / 6
-    bins = np.minimum((depth * 3 + 1e-9).astype(int), 2)
+    # of depths 0, 1/6, ..., 1 two lie below 1/3, two below 2/3
+    bins = np.array([0, 0, 1, 1, 2, 2, 2])
     expected = [
         neurons.loc[neurons["layer"].isin(np.flatnonzero(bins == b)), "cos_kv"].astype(float).mean() for b in range(3)
     ]
@@ -264,13 +268,13 @@ def test_what_stands_between_two_readings_is_said(base, tensors, tmp_path):
         assert words in said
 
 
-def test_gauge_dependent_measures_have_no_effect(base, tuned):
-    rows = gp.compare(base, tuned, samples=16, rounding=False).differences
+def test_gauge_dependent_measures_have_no_effect(pair):
+    rows = pair.differences
     marked = set(rows.loc[rows["gauge_dependent"], "measure"])
     assert {"key_norm", "value_norm", "norm_ratio", "up_stable_rank", "down_frobenius"} <= marked
     assert not {"query_norm", "gate_stable_rank", "up_stable_rank_unit"} & marked
     assert rows.loc[rows["gauge_dependent"], "effect"].isna().all()
-    assert not any(f"{name}_change" in gp.compare(base, tuned, samples=8, rounding=False).neurons for name in marked)
+    assert not any(f"{name}_change" in pair.neurons for name in marked)
 
 
 def test_a_mixture_of_experts(tmp_path):
@@ -313,8 +317,8 @@ def test_options_that_open_nothing_are_refused(base):
         gp.compare(report, report, fold_norm=False)
 
 
-def test_saved_and_loaded(base, tuned, tmp_path):
-    result = gp.compare(base, tuned, samples=16)
+def test_saved_and_loaded(pair, tmp_path):
+    result = pair
     assert result.save(tmp_path / "out") == []
     names = {entry.name for entry in (tmp_path / "out").iterdir()}
     frames = ("layers", "differences", "neurons", "mlps")
@@ -333,8 +337,8 @@ def test_saved_and_loaded(base, tuned, tmp_path):
         Comparison.load(tmp_path / "out")
 
 
-def test_the_same_comparison_is_the_same_bytes(base, tuned):
-    one, two = (gp.compare(base, tuned, samples=16, seed=3) for _ in range(2))
+def test_the_same_comparison_is_the_same_bytes(base, tuned, pair):
+    one, two = pair, gp.compare(base, tuned, samples=16)
     for name in ("layers", "differences", "neurons", "mlps"):
         pd.testing.assert_frame_equal(getattr(one, name), getattr(two, name), check_exact=True)
     assert one.to_html() == two.to_html()
