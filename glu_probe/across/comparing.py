@@ -158,14 +158,10 @@ def _neurons(pairs: Sequence[Any]) -> pd.DataFrame:
 
 
 def _mlps(pairs: Sequence[Any]) -> pd.DataFrame:
-    from .neuron_pairs import ANGLES
+    from .neuron_pairs import ANGLES, ROUNDING_ANGLES
 
     first = ["base", "model", "tower", "layer", "expert", "identity", "own_index_share", "n_elsewhere"]
-    measured = [
-        *ANGLES,
-        *(f"rounding_{name}{side}" for side in ("", "_base", "_model") for name in ANGLES),
-        "movement", "rounding", "beyond_rounding_share",
-    ]  # fmt: skip
+    measured = [*ANGLES, *ROUNDING_ANGLES, "movement", "rounding", "beyond_rounding_share"]
     frame = pd.DataFrame([pair.row for pair in pairs], columns=[*first, *measured, "note"])
     frame[measured] = frame[measured].astype("float32")
     return frame.astype(dict.fromkeys(("base", "model", "tower", "expert", "identity", "note"), "string"))

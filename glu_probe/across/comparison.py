@@ -29,7 +29,8 @@ class Comparison:
             values, difference, effect size, and whether rounding explains it; see `difference_frame`.
         neurons: a row per neuron of the base and other model, where neurons are the same ones:
             angle_q, angle_k, angle_v: by how many degrees gate row, up row and down column turned, the sign of (k, v) fixed;
-            rounding_angle_q, _k, _v: by how many rounding of the weights in both files would turn them;
+            rounding_angle_q, _k, _v: by how many rounding of the weights in both files would turn them, if their errors are
+            independent; with _base and _model, rounding in one of the two;
             query_norm_relative, value_gain_relative: |q'|/|q| - 1 and |k'||v'|/(|k||v|) - 1;
             movement: |T' - T|/|T| of T = q (x) k (x) v, and rounding, its size by rounding alone;
             moved: sqrt(movement^2 - rounding^2), what rounding leaves unexplained, or movement where rounding is not known;

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from ..errors import BadOption
 from ..figures import label_positions, layer_labels
@@ -17,7 +17,8 @@ from ..figures import label_positions, layer_labels
 _MISSING = "#d9d9d9"
 _FEW = 6  # models that each get a colour of their own; more get their place on a scale
 _FACTORS = {"q": ("gate rows q", 0), "k": ("up rows k", 2), "v": ("down columns v", 1)}
-_FLOOR = 1e-4  # degrees: what is smaller is drawn there, as rows that did not turn cannot stand on a logarithmic axis
+_FLOOR = 1e-4  # degrees: rows that turned by less did not turn
+_SIDES = {"model": "--", "base": ":"}
 _CAP = 4.0  # most that the colour scale of effects spans
 
 # What the heatmap shows by default: one of each family of measures, gauge-invariant ones alone.
@@ -86,8 +87,11 @@ def model_profiles(
         raise BadOption(f"by is {by!r}", hint='Use "layer" or "relative_depth"')
     ax = _axes(ax, (8.2, 3.4))
     band = [f"{measure}_q05", f"{measure}_q95"]
-    for name, colour in zip(names, _colours(len(names)), strict=True):
+    for index, (name, colour) in enumerate(zip(names, _colours(len(names)), strict=True)):
         rows = layers[layers["model"] == name]
+        width = (
+            3.2 if index == 0 and len(names) <= _FEW else 1.4
+        )  # the base shows on both sides of a line that covers it
         styles = iter((".-", ".--", ".:", ".-."))
         for (tower, group), part in rows.groupby(["tower", "group"], sort=False):
             if part[column].isna().all():
@@ -105,7 +109,7 @@ def model_profiles(
                 part[column].to_numpy(dtype=float),
                 next(styles, ".-"),
                 color=colour,
-                lw=1.4,
+                lw=width,
                 label=" ".join([name, *extra]),
             )
     _scaled(ax, layers[column])
@@ -270,7 +274,8 @@ def trajectory(layers: pd.DataFrame, measure: str = "exchange_asymmetry", *, ax:
 
 
 def angle_profile(mlps: pd.DataFrame, *, model: str | None = None, ax: Axes | None = None) -> Axes:
-    """By how much the neurons of every MLP turned (medians, lines), and by how much rounding alone would turn them (dashed).
+    """By how much the neurons of every MLP turned (medians, lines), and by how much rounding in one file alone would turn them
+    (dashed: the model's, dotted: the base's; where errors of both are independent, they add in quadrature).
 
     Args:
         mlps: the frame of a comparison.
@@ -280,7 +285,7 @@ def angle_profile(mlps: pd.DataFrame, *, model: str | None = None, ax: Axes | No
     Raises:
         BadOption: no angle is there to draw.
     """
-    _require(mlps, ["model", "tower", "layer", "angle_q", "rounding_angle_q"], "mlps")
+    _require(mlps, ["base", "model", "tower", "layer", "expert", "angle_q", "rounding_angle_q_model"], "mlps")
     rows, model = _one_model(mlps, model)
     rows = rows[rows["angle_q"].notna()]
     if rows.empty:
@@ -292,16 +297,21 @@ def angle_profile(mlps: pd.DataFrame, *, model: str | None = None, ax: Axes | No
             for layer, expert in zip(rows["layer"], rows["expert"], strict=True)
         ]
     ax = _axes(ax, (8.2, 3.4))
-    x, palette = np.arange(len(rows)), sns.color_palette("colorblind")
+    x, palette, drawn = np.arange(len(rows)), sns.color_palette("colorblind"), []
     for letter, (label, colour) in _FACTORS.items():
-        ax.plot(x, _floored(rows[f"angle_{letter}"]), ".-", color=palette[colour], lw=1.4, label=label)
-        expected = rows[f"rounding_angle_{letter}"]
-        if expected.gt(_FLOOR).any():
-            ax.plot(x, _floored(expected), "--", color=palette[colour], lw=1.2, label="by rounding alone")
+        values = rows[f"angle_{letter}"].to_numpy(dtype=float)
+        ax.plot(x, values, ".-", color=palette[colour], lw=1.4, label=label)
+        drawn.append(values)
+        for side, style in _SIDES.items():
+            expected = rows[f"rounding_angle_{letter}_{side}"].to_numpy(dtype=float)
+            if _worth_drawing(rows, letter, side):
+                ax.plot(x, expected, style, color=palette[colour], lw=1.2)
+                drawn.append(expected)
+    _explain_sides(ax, rows, model)
     shown = label_positions(len(labels))
     ax.set_xticks(shown, [labels[index] for index in shown], rotation=90 if max(map(len, labels)) > 3 else 0)
     ax.set_xlabel("layer")
-    _degrees(ax, "y")
+    _degrees(ax, "y", np.concatenate(drawn))
     ax.set_ylabel("angle, median of neurons")
     ax.set_title(model, fontsize="medium", loc="left")
     ax.margins(x=0.01)
@@ -310,7 +320,8 @@ def angle_profile(mlps: pd.DataFrame, *, model: str | None = None, ax: Axes | No
 
 
 def angle_histogram(neurons: pd.DataFrame, *, model: str | None = None, ax: Axes | None = None) -> Axes:
-    """How many neurons turned by which angle, gate, up and down; dashed, the median that rounding alone explains.
+    """How many neurons turned by which angle, gate, up and down; dashed and dotted, the medians that rounding of
+    the model's and of the base's weights alone would give.
 
     Args:
         neurons: the frame of a comparison.
@@ -320,31 +331,29 @@ def angle_histogram(neurons: pd.DataFrame, *, model: str | None = None, ax: Axes
     Raises:
         BadOption: no angle is there to draw.
     """
-    _require(neurons, ["model", "angle_q", "rounding_angle_q"], "neurons")
+    _require(neurons, ["base", "model", "angle_q", "rounding_angle_q_model"], "neurons")
     rows, model = _one_model(neurons, model)
     angles = {letter: rows[f"angle_{letter}"].dropna().to_numpy(dtype=float) for letter in _FACTORS}
     if not any(map(len, angles.values())):
         raise BadOption(f"no neuron of {model} was followed: there is nothing to draw")
     ax = _axes(ax, (7.0, 3.6))
-    together = np.maximum(np.concatenate([*angles.values()]), _FLOOR)
-    low, high = together.min() / 1.15, together.max() * 1.15
-    bins, palette = np.geomspace(low, high, 81), sns.color_palette("colorblind")
+    together = np.concatenate([*angles.values()])
+    logarithmic = _far_apart(together)
+    low = max(together[together > 0].min(initial=_FLOOR), _FLOOR) / 1.15
+    high = max(together.max(), _FLOOR) * 1.15
+    bins = np.geomspace(low, high, 81) if logarithmic else np.linspace(0, high, 81)
+    palette, middles = sns.color_palette("colorblind"), []
     for letter, (label, colour) in _FACTORS.items():
-        ax.hist(
-            np.maximum(angles[letter], _FLOOR),
-            bins=bins,
-            histtype="stepfilled",
-            color=palette[colour],
-            alpha=0.25,
-            lw=0,
-        )
-        ax.hist(
-            np.maximum(angles[letter], _FLOOR), bins=bins, histtype="step", color=palette[colour], lw=1.2, label=label
-        )
-        expected = rows[f"rounding_angle_{letter}"].median()
-        if expected > _FLOOR:
-            ax.axvline(expected, color=palette[colour], ls="--", lw=1.2, label=f"by rounding alone: {expected:.2g}°")
-    _degrees(ax, "x")
+        shown = np.maximum(angles[letter], low * 1.01) if logarithmic else angles[letter]
+        ax.hist(shown, bins=bins, histtype="stepfilled", color=palette[colour], alpha=0.25, lw=0)
+        ax.hist(shown, bins=bins, histtype="step", color=palette[colour], lw=1.2, label=label)
+        for side, style in _SIDES.items():
+            expected = float(rows[f"rounding_angle_{letter}_{side}"].median())
+            if _worth_drawing(rows, letter, side):
+                ax.axvline(expected, color=palette[colour], ls=style, lw=1.2)
+                middles.append(expected)
+    _explain_sides(ax, rows, model)
+    _degrees(ax, "x", np.array([*middles, low if logarithmic else 0.0, high]))
     ax.set_xlabel("angle between the two models")
     ax.set_ylabel("neurons")
     ax.set_title(model, fontsize="medium", loc="left")
@@ -394,12 +403,32 @@ def movement_scatter(neurons: pd.DataFrame, *, model: str | None = None, ax: Axe
     return ax
 
 
-def _floored(values: pd.Series) -> np.ndarray:
-    return np.maximum(values.to_numpy(dtype=float), _FLOOR)
+def _worth_drawing(rows: pd.DataFrame, letter: str, side: str) -> bool:
+    """Whether rounding in that file is not nothing beside that in the other."""
+    here, there = (float(rows[f"rounding_angle_{letter}_{each}"].median()) for each in (side, *({*_SIDES} - {side})))
+    return here > max(_FLOOR, 0.05 * (there if there > 0 else 0.0))
 
 
-def _degrees(ax: Axes, which: str) -> None:
-    getattr(ax, f"set_{which}scale")("log")
+def _explain_sides(ax: Axes, rows: pd.DataFrame, model: str) -> None:
+    """Entries of the legend for the lines of rounding, in no factor's colour."""
+    names = {"model": model, "base": str(rows["base"].iloc[0])}
+    for side, style in _SIDES.items():
+        if any(_worth_drawing(rows, letter, side) for letter in _FACTORS):
+            ax.plot([], [], style, color="0.4", lw=1.2, label=f"rounding of {names[side]}")
+
+
+def _far_apart(values: np.ndarray) -> bool:
+    positive = values[np.isfinite(values) & (values > 0)]
+    return bool(positive.size) and float(np.quantile(positive, 0.99)) > 5 * float(np.quantile(positive, 0.01))
+
+
+def _degrees(ax: Axes, which: str, values: np.ndarray) -> None:
+    """Degrees along an axis, from 0, or logarithmic where they are far apart."""
     axis = getattr(ax, f"{which}axis")
+    if (values > 0).all() and _far_apart(values):
+        getattr(ax, f"set_{which}scale")("log")
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_minor_locator(NullLocator())
+    else:
+        getattr(ax, f"set_{which}lim")(0, max(1.05 * np.nanmax(values), _FLOOR))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}°"))
-    axis.set_minor_formatter(FuncFormatter(lambda value, _: ""))

@@ -19,12 +19,13 @@ from .movement import Counterparts, counterparts, movement
 
 _ROLES = {"query": "q", "key": "k", "value": "v"}
 ANGLES = tuple(f"angle_{letter}" for letter in _ROLES.values())
+ROUNDING_ANGLES = tuple(f"rounding_{name}{side}" for side in ("", "_base", "_model") for name in ANGLES)
 CHANGED = tuple(name for name in NEURON_MEASURES if not gauge_dependent(name))
 _BEYOND = 1.5  # times what rounding explains: the neuron has moved further than by rounding
 _PLACE = ("tower", "layer", "expert")
 
 NEURON_COLUMNS = (
-    "base", "model", "tower", "layer", "expert", "neuron", "counterpart", *ANGLES, *(f"rounding_{name}" for name in ANGLES),
+    "base", "model", "tower", "layer", "expert", "neuron", "counterpart", *ANGLES, *ROUNDING_ANGLES,
     "query_norm_relative", "value_gain_relative", "movement", "rounding", "moved", "beyond_rounding",
     *(f"{name}_change" for name in CHANGED), "io_class_changed",
 )  # fmt: skip
@@ -126,15 +127,12 @@ def _paired(
     both = {role: np.hypot(sides[0][role], sides[1][role]) for role in _ROLES}
     rounding = np.sqrt(sum(square**2 for square in both.values()))
     columns = dict(moved)
-    columns |= {f"rounding_angle_{letter}": np.degrees(np.arctan(both[role])) for role, letter in _ROLES.items()}
+    for role, letter in _ROLES.items():
+        for side, each in (("", both), ("_base", sides[0]), ("_model", sides[1])):
+            columns[f"rounding_angle_{letter}{side}"] = np.degrees(np.arctan(each[role]))
     columns |= _beyond(moved["movement"], rounding)
     row = _row(base, member, site, found.identity, found=found)
-    for role, letter in _ROLES.items():
-        row[f"angle_{letter}"] = _median(columns[f"angle_{letter}"])
-        row[f"rounding_angle_{letter}"] = _median(columns[f"rounding_angle_{letter}"])
-        row[f"rounding_angle_{letter}_base"] = _median(np.degrees(np.arctan(sides[0][role])))
-        row[f"rounding_angle_{letter}_model"] = _median(np.degrees(np.arctan(sides[1][role])))
-    row |= {name: _median(columns[name]) for name in ("movement", "rounding")}
+    row |= {name: _median(columns[name]) for name in (*ANGLES, *ROUNDING_ANGLES, "movement", "rounding")}
     known = np.isfinite(columns["movement"]) & np.isfinite(rounding)
     row["beyond_rounding_share"] = float(columns["beyond_rounding"][known].mean()) if known.any() else np.nan
     frames = [_rows_of(each, site.tower, site.layer, row["expert"]) for each in (base, member)]

@@ -120,15 +120,15 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, str, str, tuple[floa
         suffix = "" if len(others) == 1 else f"_{index + 1}"
         yield (
             f"angles{suffix}", f"How far the neurons of {model} turned",
-            "Medians over the neurons of each MLP, gate, up and down. Dashed: what rounding the weights to the stored types "
-            "would turn them by. Where a line lies on its dashed one, nothing but rounding is seen; below it, less happened than "
-            "rounding could explain.",
+            "Medians over the neurons of each MLP, gate, up and down. Dashed: what rounding to the stored types of "
+            f"{model} alone would turn them by; dotted, those of {comparison.base}. Where a line lies on one of its own "
+            "colour, nothing but that rounding is seen; errors of both files, where independent, add in quadrature.",
             (max(8.2, 4.4 + 0.08 * len(followed)), 3.4), lambda ax, m=model: f.angle_profile(comparison.mlps, model=m, ax=ax),
         )  # fmt: skip
         yield (
             f"angle_histogram{suffix}", f"Angles of all neurons of {model}",
-            "Neurons by the angle between their factors in the two models, on a logarithmic axis. Dashed: the median that rounding "
-            "alone would give.",
+            "Neurons by the angle between their factors in the two models. Dashed and dotted: the medians that rounding in one file alone "
+            "would give.",
             (7.6, 3.5), lambda ax, m=model: f.angle_histogram(comparison.neurons, model=m, ax=ax),
         )  # fmt: skip
         if followed["rounding"].gt(0).any():

@@ -120,22 +120,33 @@ def test_a_trajectory_has_the_models_in_their_order(run, ax):
     np.testing.assert_allclose(ax.lines[-1].get_ydata(), mean)
 
 
-def test_angles_stand_beside_what_rounding_explains(run, ax):
-    mlps = run.mlps.assign(rounding_angle_q=0.5, rounding_angle_k=0.5, rounding_angle_v=0.0)
+def test_angles_stand_beside_what_rounding_of_each_file_explains(run, ax):
+    sides = {f"rounding_angle_{letter}_{side}": 0.0 for letter in "qkv" for side in ("base", "model")}
+    mlps = run.mlps.assign(**sides | {"rounding_angle_q_model": 0.5, "rounding_angle_k_base": 0.7})
     figures.angle_profile(mlps, model="rev1", ax=ax)
-    labels = [line.get_label() for line in ax.lines]
-    assert labels == ["gate rows q", "by rounding alone", "up rows k", "by rounding alone", "down columns v"]
-    np.testing.assert_allclose(ax.lines[0].get_ydata(), mlps.loc[mlps["model"] == "rev1", "angle_q"])
-    assert (ax.lines[1].get_ydata() == 0.5).all()
+    rows = mlps[mlps["model"] == "rev1"]
+    drawn = [(line.get_linestyle(), np.asarray(line.get_ydata())) for line in ax.lines]
+    assert [style for style, _ in drawn] == ["-", "--", "-", ":", "-", "--", ":"]  # the last two are for the legend
+    for place, column in zip(
+        (0, 1, 2, 3, 4),
+        ("angle_q", "rounding_angle_q_model", "angle_k", "rounding_angle_k_base", "angle_v"),
+        strict=True,
+    ):
+        np.testing.assert_allclose(drawn[place][1], rows[column], err_msg=column)
+    labels = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert labels == ["gate rows q", "up rows k", "down columns v", "rounding of rev1", "rounding of rev0"]
 
 
 def test_a_histogram_counts_every_neuron(run, ax):
-    figures.angle_histogram(run.neurons.assign(rounding_angle_q=3.0), model="rev1", ax=ax)
-    count = (run.neurons["model"] == "rev1").sum()
-    assert sum(patch.get_path().vertices[:, 1].max() > 0 for patch in ax.patches) == 6
+    neurons = run.neurons.assign(rounding_angle_q_model=3.0)
+    figures.angle_histogram(neurons, model="rev1", ax=ax)
     assert ax.lines[0].get_xdata()[0] == 3.0
-    assert "3°" in ax.lines[0].get_label()
-    assert count == 4 * 24
+    assert ax.lines[0].get_linestyle() == "--"
+    edges = ax.patches[1].get_path().vertices
+    assert edges[:, 1].max() > 0
+    counts, _ = np.histogram(neurons.loc[neurons["model"] == "rev1", "angle_q"], bins=np.unique(edges[:, 0]))
+    assert counts.sum() == 4 * 24
+    assert edges[:, 1].max() == counts.max()
 
 
 def test_movement_against_rounding(run, ax):
