@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from ..errors import BadOption
@@ -131,7 +132,7 @@ def _scaled(ax: Axes, values: pd.Series) -> None:
     known = values[values.notna()].astype(float)
     if known.min() > 0 and known.max() > 10 * known.min():
         ax.set_yscale("log")
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        _few_ticks(ax.yaxis, known.to_numpy())
 
 
 def _scale_of_models(ax: Axes, names: Sequence[str]) -> None:
@@ -259,17 +260,49 @@ def trajectory(layers: pd.DataFrame, measure: str = "exchange_asymmetry", *, ax:
         ms=4,
         label="mean of layers",
     )
-    shown = label_positions(len(names), 16)
-    ax.set_xticks(
-        shown,
-        [names[index] for index in shown],
-        rotation=30 if max(map(len, names)) > 6 else 0,
-        ha="right" if max(map(len, names)) > 6 else "center",
-    )
+    _label_models(ax, names)
     _scaled(ax, layers[column])
     ax.set_ylabel(measure)
     ax.figure.colorbar(mpl.cm.ScalarMappable(scale, "viridis"), ax=ax, label="relative depth of the layer")
     ax.legend(fontsize="small", frameon=False, loc="best")
+    return ax
+
+
+def _label_models(ax: Axes, names: Sequence[str]) -> None:
+    shown = label_positions(len(names), 16)
+    turned = max(map(len, names)) > 6
+    words = [names[index] for index in shown]
+    ax.set_xticks(shown, words, rotation=30 if turned else 0, ha="right" if turned else "center")
+
+
+def angle_trajectory(mlps: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """How far neurons turned from the base, over the models in the order given: medians over MLPs, and their 5-95 % band.
+
+    Args:
+        mlps: the frame of a comparison.
+        ax: where to draw.
+
+    Raises:
+        BadOption: no angle is there to draw.
+    """
+    _require(mlps, ["model", *(f"angle_{letter}" for letter in _FACTORS)], "mlps")
+    names = list(dict.fromkeys(mlps["model"].astype(str)))
+    if mlps["angle_q"].isna().all():
+        raise BadOption("no neuron was followed: there is nothing to draw")
+    ax = _axes(ax, (max(5.5, 3.4 + 0.4 * len(names)), 3.6))
+    palette, x, drawn = sns.color_palette("colorblind"), np.arange(len(names)), []
+    for letter, (label, colour) in _FACTORS.items():
+        by_model = mlps.groupby(mlps["model"].astype(str), sort=False)[f"angle_{letter}"]
+        low, middle, high = (
+            by_model.quantile(share).reindex(names).to_numpy(dtype=float) for share in (0.05, 0.5, 0.95)
+        )
+        ax.fill_between(x, low, high, color=palette[colour], alpha=0.15, lw=0)
+        ax.plot(x, middle, "o-", color=palette[colour], lw=1.4, ms=4, label=label)
+        drawn.append(high)
+    _label_models(ax, names)
+    _degrees(ax, "y", np.concatenate([[0.0], *drawn]))
+    ax.set_ylabel("angle, median of neurons")
+    _legend(ax)
     return ax
 
 
@@ -339,7 +372,7 @@ def angle_histogram(neurons: pd.DataFrame, *, model: str | None = None, ax: Axes
     ax = _axes(ax, (7.0, 3.6))
     together = np.concatenate([*angles.values()])
     logarithmic = _far_apart(together)
-    low = max(together[together > 0].min(initial=_FLOOR), _FLOOR) / 1.15
+    low = max(together[together > 0].min(initial=180.0), _FLOOR) / 1.15
     high = max(together.max(), _FLOOR) * 1.15
     bins = np.geomspace(low, high, 81) if logarithmic else np.linspace(0, high, 81)
     palette, middles = sns.color_palette("colorblind"), []
@@ -391,15 +424,15 @@ def movement_scatter(neurons: pd.DataFrame, *, model: str | None = None, ax: Axe
     else:
         points = ax.scatter(x, y, c=rows["layer"].to_numpy()[known], cmap="viridis", s=8, linewidth=0, rasterized=True)
         ax.figure.colorbar(points, ax=ax, label="layer")
-    ends = np.array([min(x.min(), y.min()) / 1.2, max(x.max(), y.max()) * 1.2])
+    ends = np.array([x.min() / 1.5, x.max() * 1.5])
     ax.plot(ends, ends, color="0.3", lw=0.9, label="rounding explains it")
     ax.plot(ends, 1.5 * ends, color="0.3", lw=0.9, ls="--", label="1.5 times that")
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+    ax.set_xlim(*ends)
+    _few_ticks(ax.xaxis, ends)
+    _few_ticks(ax.yaxis, np.concatenate([y, ends]))
     ax.set(xlabel="movement by rounding alone", ylabel="movement  |T' - T| / |T|")
     ax.set_title(model, fontsize="medium", loc="left")
-    ax.legend(fontsize="small", frameon=False, loc="upper left")
+    ax.legend(fontsize="small", frameon=False, loc="best")
     return ax
 
 
@@ -422,13 +455,20 @@ def _far_apart(values: np.ndarray) -> bool:
     return bool(positive.size) and float(np.quantile(positive, 0.99)) > 5 * float(np.quantile(positive, 0.01))
 
 
+def _few_ticks(axis: Axis, values: np.ndarray) -> None:
+    """Plain numbers along a logarithmic axis, at 1, 2 and 5 of every decade where there is room for them."""
+    decades = np.log10(np.nanmax(values) / np.nanmin(values))
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2 else (1,)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
 def _degrees(ax: Axes, which: str, values: np.ndarray) -> None:
     """Degrees along an axis, from 0, or logarithmic where they are far apart."""
     axis = getattr(ax, f"{which}axis")
     if (values > 0).all() and _far_apart(values):
         getattr(ax, f"set_{which}scale")("log")
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.set_minor_locator(NullLocator())
+        _few_ticks(axis, values)
     else:
         getattr(ax, f"set_{which}lim")(0, max(1.05 * np.nanmax(values), _FLOOR))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}°"))

@@ -10,17 +10,22 @@ import pandas as pd
 if TYPE_CHECKING:
     from .comparison import Comparison
 
+_FEW = 2  # models beside the base of which each has sentences of its own
 _NAMED = 4  # models that a sentence names one by one
+_SMALL, _NOTABLE = 0.02, 0.1  # Cohen's d
 _CLOSE = 0.1  # of an angle: what rounding is expected to make and what is measured are the same
 _FACTORS = {"q": "gate rows", "k": "up rows", "v": "down columns"}
 
 
 def findings(comparison: Comparison) -> list[str]:
     """Sentences about the models; what cannot be said is said to be so."""
+    others = comparison.models[1:]
+    few = len(others) <= _FEW
     sentences = [_overview(comparison), _regime(comparison)]
-    sentences += [_effects(comparison, model) for model in comparison.models[1 : _NAMED + 1]]
+    # of a long row the last one, which is furthest along
+    sentences += [_effects(comparison, model) for model in (others if few else others[-1:])]
     sentences += [_rounding(comparison)]
-    sentences += [_movement(comparison, model) for model in comparison.models[1 : _NAMED + 1]]
+    sentences += [_movement(comparison, model) for model in others] if few else [_row_of_movements(comparison)]
     return [sentence for sentence in sentences if sentence]
 
 
@@ -109,12 +114,17 @@ def _effects(comparison: Comparison, model: str) -> str:
         .sort_values(ascending=False)
     )
     most = size.index[0]
-    if size.iloc[0] < 0.005:
+    if size.iloc[0] < _SMALL:
         largest = rows.loc[rows["effect"].abs().idxmax()]
+        where = f"{largest['measure']} at {_place(largest)} (d = {_number(largest['effect'])})"
+        if abs(largest["effect"]) < _NOTABLE:
+            return (
+                f"No neuron measure of {model} differs from {comparison.base} by as much as {_NOTABLE:g} standard deviations of "
+                f"neurons (Cohen's d) anywhere; the largest is {where}."
+            )
         return (
-            f"No neuron measure of {model} differs from {comparison.base} by as much as 0.005 standard deviations of neurons "
-            f"(Cohen's d, median over places); the largest is {largest['measure']} at {_place(largest)} (d = "
-            f"{_number(largest['effect'])})."
+            f"In most places the neuron measures of {model} are those of {comparison.base} (median |d| below {_SMALL:g} standard "
+            f"deviations of neurons), but not everywhere: the largest difference is {where}."
         )
     here = rows[rows["measure"] == most]
     top = here.loc[here["effect"].abs().idxmax()]
@@ -133,18 +143,18 @@ def _rounding(comparison: Comparison) -> str:
         return (
             "" if comparison.provenance.get("rounding") else "What rounding of the weights explains was not measured."
         )
-    words = []
-    for model, here in known.groupby("model", sort=False):
+    text = "Rounding every weight once more by the step of its stored type makes differences too"
+    words, groups = [], list(known.groupby("model", sort=False))
+    if len(groups) > _FEW:
+        beyond, count = int(known["beyond_rounding"].sum()), len(known)
+        least, most = (pick(groups, key=lambda pair: pair[1]["beyond_rounding"].mean()) for pick in (min, max))
+        ends = [f"{_percent(here['beyond_rounding'].mean())} in {model}" for model, here in (least, most)]
+        return f"{text}: {beyond:,} of the {count:,} found here are larger ({ends[0]} to {ends[1]})."
+    for model, here in groups:
         beyond = int(here["beyond_rounding"].sum())
-        if beyond == 0:
-            words.append(f"none of the {len(here):,} differences of {model} exceeds it")
-        else:
-            words.append(
-                f"{beyond:,} of the {len(here):,} differences of {model} ({_percent(beyond / len(here))}) exceed it"
-            )
-    shown = words if len(words) <= _NAMED else [*words[:_NAMED], f"{len(words) - _NAMED} more models are in the table"]
-    text = f"Rounding each file's weights once more by the steps of their stored types gives the noise that quantisation can explain: {_listed(shown)}."
-    return text
+        share = f"{beyond:,} of the {len(here):,} of {model} are larger ({_percent(beyond / len(here))})"
+        words.append(share if beyond else f"none of the {len(here):,} of {model} is larger")
+    return f"{text}: {_listed(words)}."
 
 
 def _movement(comparison: Comparison, model: str) -> str:
@@ -187,6 +197,24 @@ def _movement(comparison: Comparison, model: str) -> str:
         text.append(f"{unrelated} of {total} MLPs have other neurons altogether and are left out")
     joined = "; ".join(text)
     return f"{joined[0].upper()}{joined[1:]}."
+
+
+def _row_of_movements(comparison: Comparison) -> str:
+    """How far gate rows turned, model by model."""
+    followed = comparison.mlps[comparison.mlps["angle_q"].notna()]
+    if followed.empty:
+        return ""
+    angles = followed.groupby("model", sort=False)["angle_q"].median()
+    shown = (
+        angles if len(angles) <= 8 else angles.iloc[[0, len(angles) // 4, len(angles) // 2, 3 * len(angles) // 4, -1]]
+    )
+    words = _listed([f"{angle:.2g}° in {model}" for model, angle in shown.items()])
+    permuted = int(followed["n_elsewhere"].sum())
+    order = f" {permuted:,} neurons were found at another index and matched." if permuted else ""
+    last = followed[followed["model"] == angles.index[-1]]
+    known = last["rounding_angle_q"].notna().any()
+    noise = f", where rounding explains {last['rounding_angle_q'].median():.2g}° in the last" if known else ""
+    return f"Against {comparison.base} gate rows turn, in the median, by {words}{noise}.{order}"
 
 
 def _explained(rows: pd.DataFrame, base: str, model: str) -> str:

@@ -31,7 +31,6 @@ _PROFILES = (
      "cos(k, v), mean of neurons: above 0 they write along what their up branch reads, below 0 against it."),
 )  # fmt: skip
 _TRAJECTORIES = ("exchange_asymmetry_relu_ratio", "bilinear_share", "query_norm", "abs_cos_qk")
-_PAIRS = 6  # models whose own pictures are drawn
 _MOVED = 20
 Draw = Callable[[Any], object]
 
@@ -95,7 +94,7 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, str, str, tuple[floa
             lambda ax, m=measure: f.model_profiles(layers, m, by=by, ax=ax),
         )  # fmt: skip
     limit, others = f.effect_limit(differences[differences["measure"].isin(f.SHOWN)]), comparison.models[1:]
-    for index, model in enumerate(others[:_PAIRS]):
+    for index, model in _own_pictures(others, 4):
         places = differences.loc[differences["model"] == model].groupby("measure", observed=True).size().max()
         suffix = "" if len(others) == 1 else f"_{index + 1}"
         yield (
@@ -113,7 +112,12 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, str, str, tuple[floa
                 "A line per layer, coloured by its relative depth; black, the mean of layers.",
                 (max(6.5, min(12.0, 3.6 + 0.4 * len(comparison.models))), 3.6), lambda ax, m=measure: f.trajectory(layers, m, ax=ax),
             )  # fmt: skip
-    for index, model in enumerate(others[:_PAIRS]):
+        yield (
+            "angle_trajectory", "How far neurons turned, in the order given",
+            f"Angles against {comparison.base}, median of neurons: the median over MLPs, and the band of 5 to 95 % of MLPs.",
+            (max(6.5, min(12.0, 3.6 + 0.4 * len(comparison.models))), 3.6), lambda ax: f.angle_trajectory(comparison.mlps, ax=ax),
+        )  # fmt: skip
+    for index, model in _own_pictures(others, 2):
         followed = comparison.mlps[(comparison.mlps["model"] == model) & comparison.mlps["angle_q"].notna()]
         if followed.empty:
             continue
@@ -137,6 +141,12 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, str, str, tuple[floa
                 "On the line rounding explains all of it; neurons above the dashed one moved further than rounding takes them.",
                 (6.6, 4.6), lambda ax, m=model: f.movement_scatter(comparison.neurons, model=m, ax=ax),
             )  # fmt: skip
+
+
+def _own_pictures(others: list[str], at_most: int) -> list[tuple[int, str]]:
+    """Models that get pictures of their own: all, or of a long row the last."""
+    numbered = list(enumerate(others))
+    return numbered if len(numbered) <= at_most else numbered[-1:]
 
 
 def page(comparison: Comparison, drawn: list[Picture]) -> str:

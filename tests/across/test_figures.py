@@ -120,6 +120,15 @@ def test_a_trajectory_has_the_models_in_their_order(run, ax):
     np.testing.assert_allclose(ax.lines[-1].get_ydata(), mean)
 
 
+def test_angles_over_models_are_medians_over_mlps(run, ax):
+    figures.angle_trajectory(run.mlps, ax=ax)
+    assert ticks(ax) == ["rev1", "rev2"]
+    for line, letter in zip(ax.lines, "qkv", strict=True):
+        np.testing.assert_allclose(line.get_ydata(), run.mlps.groupby("model", sort=False)[f"angle_{letter}"].median())
+    with pytest.raises(BadOption, match="no neuron was followed"):
+        figures.angle_trajectory(run.mlps.assign(angle_q=np.nan), ax=ax)
+
+
 def test_angles_stand_beside_what_rounding_of_each_file_explains(run, ax):
     sides = {f"rounding_angle_{letter}_{side}": 0.0 for letter in "qkv" for side in ("base", "model")}
     mlps = run.mlps.assign(**sides | {"rounding_angle_q_model": 0.5, "rounding_angle_k_base": 0.7})
