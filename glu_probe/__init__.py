@@ -30,6 +30,7 @@ _PUBLIC = {
     "neuron_card": "card",
     "probe_text": "text.activations",
     "causal": "text.causal",
+    "compare": "across.comparing",
     "Report": "report",
     "gaussian_measures": "measures.gaussian",
     "GluProbeError": "errors",
@@ -40,6 +41,7 @@ __all__ = sorted([*_PUBLIC, *_MODULES, "load_report"])
 
 if TYPE_CHECKING:
     from . import conversions, errors, figures, find, forms, measures, sample_models, symmetries
+    from .across.comparing import compare
     from .activations import Activation, activation
     from .card import neuron_card
     from .checking import check

@@ -51,7 +51,7 @@ def test_the_options_of_opening_are_all_that_open_checkpoint_has():
 
 @pytest.mark.parametrize(("command", "group"), [
     ("inspect", Opening), ("check", Opening), ("causal", Opening), ("neuron", Folding), ("find", Folding), ("report", Folding),
-    ("activations", Folding),
+    ("activations", Folding), ("compare", Folding),
 ])  # fmt: skip
 def test_commands_have_the_options_of_their_group_and_no_others_of_opening(command, group):
     options = [parameter.name for parameter in typer.main.get_command(app).commands[command].params]

@@ -180,6 +180,7 @@ class Checkpoint:
             "layout": sorted({site.layout for site in sites}),
             "dtypes": sorted({infos[name].dtype for site in sites for name in site.tensors.values()}),
             "gated_mlps": len(sites),
+            "last_layer": max(self.layers_present[tower]),
         }  # fmt: skip
 
     def describe(self) -> pd.DataFrame:

@@ -14,6 +14,7 @@ import typer
 from ..errors import GluProbeError
 from .application import app
 from .causal_costs import causal
+from .comparisons import compare
 from .found_neurons import find
 from .inspection import check, inspect
 from .listings import ls

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-ORDER = ("inspect", "check", "report", "activations", "causal", "neuron", "find", "plot", "ls", "demo")
+ORDER = ("inspect", "check", "report", "activations", "causal", "neuron", "find", "compare", "plot", "ls", "demo")
 
 
 class Commands(TyperGroup):

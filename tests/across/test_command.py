@@ -1,0 +1,87 @@
+"""`glu-probe compare`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import glu_probe as gp
+from glu_probe import cli
+
+from ..support import write_llama
+
+
+@pytest.fixture
+def run(capsys):
+    """Run a command in this process; returns (exit code, stdout, stderr)."""
+
+    def call(*arguments) -> tuple[int, str, str]:
+        code = 0
+        try:
+            cli.main([str(argument) for argument in arguments])
+        except SystemExit as stop:
+            code = stop.code or 0
+        out = capsys.readouterr()
+        return code, out.out, out.err
+
+    return call
+
+
+@pytest.fixture
+def models(tmp_path):
+    return [write_llama(tmp_path / name, layers=2, seed=seed) for seed, name in enumerate(("base", "tuned"))]
+
+
+def test_two_models(run, models, tmp_path):
+    out = tmp_path / "out"
+    code, text, err = run("compare", *models, "-o", out, "--samples", 8, "--seed", 3, "--layers", "0:1")
+    assert code == 0
+    assert text.startswith("base (1 layers, silu, stored as F32) is the base, beside it tuned")
+    assert f"wrote {out / 'compare.html'}" in text
+    assert err == ""
+    assert {"layers.csv", "differences.csv", "mlps.csv", "compare.html", "figures", "provenance.json"} <= {
+        path.name for path in out.iterdir()
+    }
+    facts = json.loads((out / "provenance.json").read_text())
+    assert facts["command"][:2] == ["glu-probe", *facts["command"][1:2]]
+    assert facts["seed"] == 3
+    assert {path.suffix for path in (out / "figures").iterdir()} == {".png", ".svg"}
+
+
+def test_json_and_saved_reports(run, models, tmp_path):
+    for path in models:
+        gp.probe(path, samples=8).save(tmp_path / f"{path.name}-report", figures=False)
+    places = [tmp_path / f"{path.name}-report" for path in models]
+    code, text, err = run("compare", *places, "-o", tmp_path / "out", "--json", "--no-figures")
+    assert code == 0
+    result = json.loads(text)
+    assert result["directory"] == str(tmp_path / "out")
+    assert [model["name"] for model in result["provenance"]["models"]] == ["base", "tuned"]
+    assert "saved report only" in err
+    assert not (tmp_path / "out" / "compare.html").exists()
+
+
+def test_options_reach_the_models(run, models, tmp_path):
+    done = run("compare", *models, "-o", tmp_path / "out", "--samples", 8, "--no-fold-norm", "--no-rounding", "--no-neurons",
+               "--align", "depth", "--no-figures")  # fmt: skip
+    assert done[0] == 0
+    facts = json.loads((tmp_path / "out" / "provenance.json").read_text())
+    assert [model["options"]["fold_norm"] for model in facts["models"]] == [False, False]
+    assert (facts["align"], facts["rounding"], facts["neurons"]) == ("depth", False, False)
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["{base}", "-o", "{out}"], "BadOption: 1 given"),
+    (["{base}", "{base}/nothing", "-o", "{out}"], "PathNotFound"),
+    (["{base}", "{tuned}", "-o", "{out}", "--align", "sideways"], "align is 'sideways'"),
+    (["{base}", "{tuned}", "-o", "{out}", "--layers", "9"], "no layer"),
+])  # fmt: skip
+def test_wrong_input_is_one_line_and_leaves_nothing(run, models, tmp_path, arguments, words):
+    places = {"base": models[0], "tuned": models[1], "out": tmp_path / "out"}
+    code, text, err = run("compare", *(argument.format(**places) for argument in arguments))
+    assert code == 2
+    assert text == ""
+    assert words in err
+    assert len(err.strip().splitlines()) <= 2
+    assert not (tmp_path / "out").exists()
