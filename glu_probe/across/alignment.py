@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import BadOption
-from ..neurons import expert_group
+from ..layer_rows import expert_group
 from .members import Member
 
 Align = Literal["layer", "depth"]
