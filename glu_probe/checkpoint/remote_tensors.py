@@ -94,7 +94,7 @@ class RemoteGGUF(GGUFTensors):
             try:
                 header = gguf.parse_header(file.need(stop), file.size, file.where)
             except gguf.NeedsMore:
-                stop *= 4
+                stop *= 2
         self._header = header
         file.forget_beginning()
         self._data = _Data(file, header.infos, header.starts)
