@@ -99,7 +99,7 @@ class RemoteGGUF(GGUFTensors):
                 try:
                     return gguf.parse_header(self._file.need(stop), self._file.size, self.where, whole=key)
                 except gguf.NeedsMore:
-                    stop *= 4
+                    stop *= 2
         finally:
             self._file.forget_beginning()
 

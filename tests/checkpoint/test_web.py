@@ -398,3 +398,27 @@ def test_a_url_is_no_model_to_run(web, model):
     with pytest.raises((NotRunnable, NoTokenizer), match="this is a URL"):
         gp.probe_text(f"{web.url}/m", "a b c d e f", layers=[0])
     assert json.loads((model / "config.json").read_text())["model_type"] == "llama"
+
+
+def test_one_gguf_file_of_a_repository_is_run_as_such(hub, tmp_path, monkeypatch):
+    import transformers
+
+    from glu_probe.text import loading
+
+    directory = tmp_path / "local"
+    directory.mkdir()
+    write_gguf(directory / "m.gguf", gguf_tensors())
+    hub.add("org/name", directory)
+    asked = []
+
+    def from_pretrained(place, **options):
+        asked.append((place, options["revision"], options["gguf_file"]))
+        raise ValueError("seen")
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    with pytest.raises(NotRunnable, match="seen"):
+        loading._from_transformers(gp.open_checkpoint("hf://org/name@main/m.gguf"), torch.float32)
+    assert asked == [("org/name", "main", "m.gguf")]
+    web = gp.open_checkpoint(f"{hub.cdn.replace('127.0.0.1', 'localhost')}/cdn/org/name/main/m.gguf")
+    with pytest.raises(NotRunnable, match="this is a URL"):
+        loading._from_transformers(web, torch.float32)

@@ -705,3 +705,32 @@ def test_a_repository_that_is_not_in_the_cache(monkeypatch, tmp_path):
 def test_a_reference_that_is_no_path_and_no_repository():
     with pytest.raises(PathNotFound):
         load_tokenizer("no/such/dir")
+
+
+@pytest.mark.parametrize(
+    ("typed", "asked"),
+    [
+        ("hf://org/name@v1/model.safetensors", {"revision": "v1"}),
+        ("hf://org/name/m-Q4.gguf", {"revision": "main", "gguf_file": "m-Q4.gguf"}),
+    ],
+)
+def test_the_tokenizer_of_one_file_of_a_repository(monkeypatch, typed, asked):
+    import transformers
+
+    asked_for = []
+
+    def from_pretrained(place, **options):
+        asked_for.append((place, options))
+        raise ValueError("seen")
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", from_pretrained)
+    with pytest.raises(NoTokenizer):
+        load_tokenizer(typed)
+    assert asked_for == [("org/name", {"trust_remote_code": False, **asked})]
+
+
+def test_a_url_has_no_tokenizer():
+    with pytest.raises(
+        NoTokenizer, match="a tokenizer is read from a directory or a hub repository, and this is a URL"
+    ):
+        load_tokenizer("https://host/m/model.safetensors?key=secret")
