@@ -13,7 +13,8 @@ import torch
 from ..checkpoint.sites import Site
 from ..frames import layer_row
 from ..measures.registry import MEASURES, NEURON_MEASURES
-from ..probing import Progress, measure_layer
+from ..measuring import measure_layer
+from ..probing import Progress
 from .members import Member
 from .rounding import StorageRounding, relative_errors, rounded_anew
 

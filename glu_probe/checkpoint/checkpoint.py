@@ -20,7 +20,6 @@ from .files import OpenedFiles, open_files
 from .layout import Reading, Site, find_sites
 from .memory import Room, fresh
 from .notes import assumptions, disagreements, refuse_other_widths, without_effect
-from .once import ReadOnce, read_twice
 from .quantized.parts import scheme_of
 from .ref import parse_ref, public
 from .rules import Config, MLPRules, Options, TowerRules, decide, gguf_config
@@ -100,8 +99,6 @@ class Checkpoint:
             ),
         )
         self.sites: list[Site] = self._inventory.sites
-        if opened.remote and (twice := read_twice(self.sites)):
-            self._source = ReadOnce(self._source, twice)
         self._reader = FactorReader(self._source, self._inventory, options, gguf=gguf)
         self._rules = {
             tower: decide(self._config, tower, options, self._inventory.prefixes[tower])

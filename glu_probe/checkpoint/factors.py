@@ -14,7 +14,7 @@ from ..neurons import GatedLayer
 from .families import gguf_norm
 from .family import Family, Norm
 from .inventory import Inventory
-from .memory import Room, fresh, gather, gather_transposed
+from .memory import Part, Room, fresh, gather, gather_interleaved, gather_transposed
 from .raw import FileColumns, FileRows, RawMatrix, in_place_or_spooled
 from .rules import MLPRules, Options, TowerRules
 from .sites import Site
@@ -142,23 +142,31 @@ class FactorReader:
         )
 
     def _held(self, site: Site, room: Room) -> dict[str, HeldRows]:
-        """The three matrices in memory, neuron by neuron."""
-        experts: dict[tuple[str, int], Tensor] = {}  # an expert's matrix, while both halves of it are taken
-        return {role: HeldRows(self._matrix(site.slabs[role], role, room, experts)) for role in _WEIGHTS}
+        """The three matrices in memory, neuron by neuron; rows that two of them are part of are read once."""
+        by_tensor: dict[tuple[str, int | None], dict[str, Slab]] = {}
+        for role in _WEIGHTS:
+            slab = site.slabs[role]
+            by_tensor.setdefault((slab.name, slab.expert), {})[role] = slab
+        found: dict[str, Tensor] = {}
+        for (name, expert), slabs in by_tensor.items():
+            found |= zip(slabs, self._matrices(name, expert, slabs, room), strict=True)
+        return {role: HeldRows(found[role]) for role in _WEIGHTS}
 
-    def _matrix(self, slab: Slab, role: str, room: Room, experts: dict) -> Tensor:
-        shape = self._source.infos()[slab.name].shape
-        if slab.expert is None:
-            read, (height, width) = partial(self._source.read, slab.name), shape
+    def _matrices(self, name: str, expert: int | None, slabs: Mapping[str, Slab], room: Room) -> list[Tensor]:
+        """What is taken of one tensor, or of one expert in it."""
+        shape = self._source.infos()[name].shape
+        if expert is None:
+            read, (height, width) = partial(self._source.read, name), shape
         else:
-            key = slab.name, slab.expert
-            if key not in experts:
-                experts.clear()
-                experts[key] = self._source.read(slab.name, slice(slab.expert, slab.expert + 1))[0]
-            read, (height, width) = experts[key].__getitem__, shape[1:]
-        if slab.columns:
-            return gather_transposed(read, height, slab.picked, (slab.count, height), role, room)
-        return gather(read, slab.picked, (slab.count, width), role, room)
+            read = self._source.read(name, slice(expert, expert + 1))[0].__getitem__
+            height, width = shape[1:]
+        parts = [Part(slab.picked, role) for role, slab in slabs.items()]
+        first = next(iter(slabs.values()))
+        if first.columns:
+            return gather_transposed(read, height, parts, (first.count, height), room)
+        if len(parts) > 1 and first.step == len(parts):
+            return gather_interleaved(read, parts, (first.count, width), room)
+        return [gather(read, part, (first.count, width), room) for part in parts]
 
     def _in_files(self, site: Site) -> dict[str, FileRows | FileColumns]:
         """The three matrices where they are, or in temporary files; both halves of one share it."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -70,23 +71,50 @@ class Workspace:
         return held[:size].view(shape)
 
 
-def gather(read: Read, rows: slice, shape: tuple[int, int], role: str, room: Room) -> Tensor:
-    """Those rows of a matrix, of which `rows` may pick every n-th, in the dtype that they are read in."""
-    out, step = None, rows.step or 1
+@dataclass(frozen=True)
+class Part:
+    """Rows or columns of a matrix that become a matrix of their own, in the memory of a role.
+
+    Attributes:
+        picked: which; every n-th of a range.
+        role: whose.
+    """
+
+    picked: slice
+    role: str
+
+
+def gather(read: Read, part: Part, shape: tuple[int, int], room: Room) -> Tensor:
+    """Those rows of a matrix, in the dtype that they are read in: [rows, width]."""
+    out, rows, step = None, part.picked, part.picked.step or 1
     for start, stop in chunks(shape[0], shape[1] * step):
         piece = read(slice(rows.start + start * step, rows.start + (stop - 1) * step + 1))[::step]
-        out = room(role, shape, piece.dtype) if out is None else out
+        out = room(part.role, shape, piece.dtype) if out is None else out
         out[start:stop] = piece
     return out
 
 
-def gather_transposed(read: Read, height: int, columns: slice, shape: tuple[int, int], role: str, room: Room) -> Tensor:
-    """Those columns of a matrix of that height as rows, in the dtype that they are read in."""
-    out = None
-    for start, stop in chunks(height, shape[0] * (columns.step or 1)):
-        piece = read(slice(start, stop))[:, columns]
-        out = room(role, shape, piece.dtype) if out is None else out
-        out[:, start:stop] = piece.T.contiguous()  # turned while the chunk is in the cache
+def gather_interleaved(read: Read, parts: Sequence[Part], shape: tuple[int, int], room: Room) -> list[Tensor]:
+    """Parts of a matrix whose rows take turns, with one read of them all; `shape` is that of a part."""
+    out: list[Tensor] = []
+    for start, stop in chunks(shape[0], shape[1] * len(parts)):
+        piece = read(slice(start * len(parts), stop * len(parts)))
+        out = out or [room(part.role, shape, piece.dtype) for part in parts]
+        for each, part in zip(out, parts, strict=True):
+            each[start:stop] = piece[part.picked.start :: len(parts)]
+    return out
+
+
+def gather_transposed(
+    read: Read, height: int, parts: Sequence[Part], shape: tuple[int, int], room: Room
+) -> list[Tensor]:
+    """Columns of a matrix of that height as rows, with one read of the matrix: [columns, height] for each part."""
+    out: list[Tensor] = []
+    for start, stop in chunks(height, shape[0] * len(parts)):
+        piece = read(slice(start, stop))
+        out = out or [room(part.role, shape, piece.dtype) for part in parts]
+        for each, part in zip(out, parts, strict=True):
+            each[:, start:stop] = piece[:, part.picked].T.contiguous()  # turned while the chunk is in the cache
     return out
 
 
