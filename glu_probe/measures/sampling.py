@@ -59,7 +59,7 @@ class SampledLayer:
             products: the rows' inner products.
             usable: which of them take part.
         """
-        if not usable.any():
+        if not usable.any() or not (self._samples or self._pairs):
             return
         gram = (torch.from_numpy(part[usable]) for part in (products.qq, products.kk, products.vv, products.qk))
         square_q, square_k, square_v, product = gram
