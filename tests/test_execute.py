@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pandas as pd
 import psutil
@@ -19,7 +21,8 @@ import glu_probe as gp
 from glu_probe import errors
 from glu_probe.errors import BadOption, ChangedFiles, GluProbeError, MissingLibrary, UnknownActivation, WorkersLost
 from glu_probe.execute import Backend
-from glu_probe.jobs import Outcome, Ticket
+from glu_probe.jobs import Job, Outcome, Ticket, run
+from glu_probe.probing import Settings
 
 from . import workers
 from .support import llama_config, llama_tensors, write_checkpoint, write_llama
@@ -267,6 +270,25 @@ def test_a_file_that_changed_since_it_was_opened_is_refused(tmp_path):
     for backend in ({}, {"backend": "processes", "workers": 1}):
         with pytest.raises(ChangedFiles):
             gp.probe(checkpoint, **backend)
+
+
+def test_a_worker_that_finds_something_else_refuses(tmp_path):
+    """Other files, or other software, than where the run was begun."""
+    model = write_llama(tmp_path / "model", layers=2)
+    ticket, threads = Ticket.of(gp.open_checkpoint(model)), torch.get_num_threads()
+
+    def outcome(ticket):
+        return run(Job(ticket, 1, Settings(), threads)).get()
+
+    assert outcome(ticket).layer == 1
+    facts = json.loads(ticket.facts)
+    facts["software"]["torch"] = "1.0"
+    with pytest.raises(ChangedFiles, match=r"torch \('1\.0' there, "):
+        outcome(replace(ticket, facts=json.dumps(facts)))
+    write_llama(tmp_path / "model", layers=2, seed=5)
+    os.utime(model / "model.safetensors", ns=(1, 1))
+    with pytest.raises(ChangedFiles, match=r"another checkpoint .*files.*model\.safetensors"):
+        outcome(ticket)
 
 
 ENDLESS = """
