@@ -179,6 +179,9 @@ class Unpicklable(Exception):
     def __init__(self, one, two):
         super().__init__(f"{one} and {two}")
 
+    def __reduce__(self):
+        raise TypeError("never")
+
 
 def test_an_error_that_cannot_be_pickled_is_told_in_words():
     with pytest.raises(RuntimeError, match="Unpicklable: a and b"):
