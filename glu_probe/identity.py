@@ -24,15 +24,19 @@ _NOT_IDENTITY = ("model", "ref", "path", "notes", "files", "towers")
 def identity(checkpoint: Checkpoint) -> dict[str, Any]:
     """What decides about a checkpoint's factors, however it was named when it was opened; JSON-ready.
 
-    A repository is known by its commit, files by their place, sizes and modification times.
+    A repository is known by its commit, local files by their place, sizes and modification times, others by what their
+    server says of them.
     """
     facts = checkpoint.provenance()
     out = {name: value for name, value in facts.items() if name not in _NOT_IDENTITY}
     if "repository" in facts:
         out["files"] = {file["name"]: file["bytes"] for file in facts["files"]}
-    else:
-        out["path"] = os.path.abspath(facts["path"]) if "path" in facts else facts["ref"]
+    elif "path" in facts:
+        out["path"] = os.path.abspath(facts["path"])
         out["files"] = WatchedFiles(checkpoint).stamps
+    else:
+        out["ref"] = facts["ref"]
+        out["files"] = {file["name"]: file for file in facts["files"]}
     out["reading"] = {
         tower: {name: value for name, value in read.items() if name != "dtypes"}
         for tower, read in facts["towers"].items()

@@ -6,7 +6,6 @@ Each is a pool that takes jobs and gives futures of `concurrent.futures`.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import threading
 import time
@@ -91,7 +90,8 @@ class Processes:
         import loky
 
         if self._executor is None:
-            limits = dict.fromkeys(_THREAD_LIMITS, str(self.threads))
+            # a worker that meets a larger MLP than before needs more memory, which is no leak
+            limits = dict.fromkeys(_THREAD_LIMITS, str(self.threads)) | {"LOKY_MAX_MEMORY_LEAK_SIZE": "1e15"}
             self._executor = loky.ProcessPoolExecutor(
                 self.slots, env=limits, initializer=begin_worker, initargs=(os.getpid(),)
             )
@@ -114,10 +114,8 @@ class Processes:
 
 
 def begin_worker(parent: int) -> None:
-    """Make a process a worker: it ends soon after its parent did, and keeps the memory of its largest MLP."""
+    """Make a process a worker, which ends soon after its parent did."""
     import signal
-
-    from loky import process_executor
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -125,7 +123,6 @@ def begin_worker(parent: int) -> None:
         os._exit(1)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the workers
-    process_executor._MAX_MEMORY_LEAK_SIZE = math.inf  # or a worker that meets a larger MLP would be replaced
     if os.name == "posix":
         threading.Thread(target=watch, daemon=True).start()
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pandas as pd
 import psutil
@@ -19,7 +21,8 @@ import glu_probe as gp
 from glu_probe import errors
 from glu_probe.errors import BadOption, ChangedFiles, GluProbeError, MissingLibrary, UnknownActivation, WorkersLost
 from glu_probe.execute import Backend
-from glu_probe.jobs import Outcome, Ticket
+from glu_probe.jobs import Job, Outcome, Ticket, run
+from glu_probe.probing import Settings
 
 from . import workers
 from .support import llama_config, llama_tensors, write_checkpoint, write_llama
@@ -78,11 +81,18 @@ def test_every_backend_gives_the_same_bytes(tmp_path):
         pd.testing.assert_frame_equal(kept.neurons, report.neurons, check_exact=True)
 
 
-def test_the_limit_that_workers_lift_is_there():
-    """Lifted by assignment, which would not fail if the library gave it another name."""
-    from loky import process_executor
-
-    assert process_executor._MAX_MEMORY_LEAK_SIZE > 0
+def test_not_a_bit_depends_on_the_threads_of_the_libraries(llama, tmp_path):
+    """In parts, which hold float64: rounding to float32 would hide the last bits."""
+    kept = []
+    for threads in ("1", "2"):
+        code = "import sys, glu_probe as gp; gp.probe(sys.argv[1], parts=sys.argv[2], layers=[0, 5])"
+        limits = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), threads)
+        subprocess.run(
+            [sys.executable, "-c", code, str(llama), str(tmp_path / threads)], check=True, env={**os.environ, **limits}
+        )
+        kept.append([path.read_bytes() for path in sorted((tmp_path / threads).glob("*.result"))])
+    assert len(kept[0]) == 2
+    assert kept[0] == kept[1]
 
 
 def test_threads_of_torch_are_as_before(llama):
@@ -168,6 +178,9 @@ def test_an_error_says_its_layer_once():
 class Unpicklable(Exception):
     def __init__(self, one, two):
         super().__init__(f"{one} and {two}")
+
+    def __reduce__(self):
+        raise TypeError("never")
 
 
 def test_an_error_that_cannot_be_pickled_is_told_in_words():
@@ -260,6 +273,25 @@ def test_a_file_that_changed_since_it_was_opened_is_refused(tmp_path):
     for backend in ({}, {"backend": "processes", "workers": 1}):
         with pytest.raises(ChangedFiles):
             gp.probe(checkpoint, **backend)
+
+
+def test_a_worker_that_finds_something_else_refuses(tmp_path):
+    """Other files, or other software, than where the run was begun."""
+    model = write_llama(tmp_path / "model", layers=2)
+    ticket, threads = Ticket.of(gp.open_checkpoint(model)), torch.get_num_threads()
+
+    def outcome(ticket):
+        return run(Job(ticket, 1, Settings(), threads)).get()
+
+    assert outcome(ticket).layer == 1
+    facts = json.loads(ticket.facts)
+    facts["software"]["torch"] = "1.0"
+    with pytest.raises(ChangedFiles, match=r"torch \('1\.0' there, "):
+        outcome(replace(ticket, facts=json.dumps(facts)))
+    write_llama(tmp_path / "model", layers=2, seed=5)
+    os.utime(model / "model.safetensors", ns=(1, 1))
+    with pytest.raises(ChangedFiles, match=r"another checkpoint .*model\.safetensors"):
+        outcome(ticket)
 
 
 ENDLESS = """

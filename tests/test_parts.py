@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ import pytest
 import glu_probe as gp
 from glu_probe import cli, frames, probing
 from glu_probe.errors import AlreadyRunning, BadOption, CannotWrite, NonFinite, NoReport
+from glu_probe.identity import identity
 from glu_probe.neuron_file import NeuronFile
 from glu_probe.parts import Parts, kept_parts, remove_parts
 from glu_probe.results import decode, encode
@@ -198,6 +200,19 @@ def test_parts_of_other_files_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(probing, "running_software", lambda: real | {"torch": "1.0"})
     with pytest.raises(BadOption, match="software torch was"):
         gp.probe(write_llama(tmp_path / "third", layers=2), parts=tmp_path / "more")
+
+
+def test_files_of_a_server_are_known_by_what_it_says_of_them():
+    def known_as(etag, commit=None):
+        facts = {"model": "m", "ref": "https://host/m.safetensors", "url": "https://host/m.safetensors", "towers": {}}
+        facts["files"] = [{"name": "m.safetensors", "bytes": 4, "etag": etag}]
+        if commit:
+            facts |= {"repository": "org/m", "commit": commit}
+        return identity(SimpleNamespace(provenance=lambda: facts, sites=[], config={}))
+
+    assert known_as("a") == known_as("a")
+    assert known_as("a") != known_as("b")
+    assert known_as("a", "c1") == known_as("b", "c1") != known_as("a", "c2")
 
 
 def test_another_spelling_of_the_same_model_goes_on(llama, tmp_path, monkeypatch, measured):
