@@ -87,6 +87,19 @@ def test_the_sign_is_one_for_key_and_value_together(base):
     np.testing.assert_allclose(movement(base, replace(base, query=-base.query))["angle_q"], 180, rtol=1e-6)
 
 
+def test_the_factor_that_hardly_turned_says_which_sign_it_is(base):
+    """A key that turned by more than a right angle is one, as long as the value stays; and the other way round."""
+    far, near = turned(base.key, 110.0), turned(base.value, 10.0, 3)
+    for one, two, key, value in (
+        (far, near, 110.0, 10.0),
+        (-far, -near, 110.0, 10.0),
+        (turned(base.key, 10.0), turned(base.value, 110.0), 10.0, 110.0),
+    ):
+        moved = movement(base, replace(base, key=one, value=two))
+        np.testing.assert_allclose(moved["angle_k"], key, rtol=1e-6)
+        np.testing.assert_allclose(moved["angle_v"], value, rtol=1e-6)
+
+
 def test_sizes(base):
     moved = movement(base, replace(base, query=base.query * 1.2, key=base.key * 3, value=base.value * 0.5))
     np.testing.assert_allclose(moved["query_norm_relative"], 0.2)
