@@ -1,0 +1,84 @@
+"""All neurons in one plane: points while they are few, densities beyond."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+
+from ..errors import BadOption
+from .axes import axes_or_new
+from .columns import require
+
+_BINS = 100
+_POINTS_AT_MOST = 20_000
+
+
+def density(ax: Axes, x: np.ndarray, y: np.ndarray, logarithmic: tuple[bool, bool]) -> None:
+    """Numbers of neurons in the plane, on a logarithmic colour scale that has two ends whatever the numbers are."""
+    axes = [np.log10(values) if log else values for values, log in zip((x, y), logarithmic, strict=True)]
+    most = np.histogram2d(*axes, bins=_BINS)[0].max()
+    sns.histplot(
+        x=x, y=y, ax=ax, bins=_BINS, log_scale=logarithmic, cmap="viridis", cbar=True, rasterized=True,
+        cbar_kws={"label": "neurons"}, norm=LogNorm(1, max(2.0, most)), vmin=None, vmax=None,
+    )  # fmt: skip
+
+
+def neuron_scatter(
+    neurons: pd.DataFrame, x: str = "abs_cos_qk", y: str = "cos_kv", *, hue: str = "layer", ax: Axes | None = None
+) -> Axes:
+    """Two measures of every neuron against each other: points up to 20,000 neurons, a density beyond.
+
+    Args:
+        neurons: the neuron frame.
+        x, y: columns; norms get a logarithmic axis.
+        hue: column that colours the points.
+        ax: where to draw.
+
+    Raises:
+        BadOption: a column is absent, or no neuron has both values.
+    """
+    require(neurons, [x, y])
+    if hue not in neurons:
+        raise BadOption(f"the frame has no column {hue!r}", hint="Pass report.neurons as it is")
+    known = neurons[
+        np.isfinite(neurons[x].astype(float)) & np.isfinite(neurons[y].astype(float)) & neurons[hue].notna()
+    ]
+    logarithmic = {name: name.endswith(("norm", "gain", "ratio", "risk", "energy")) for name in (x, y)}
+    for name in (x, y):
+        if logarithmic[name]:
+            known = known[known[name] > 0]
+    if known.empty:
+        raise BadOption(f"no neuron has both {x} and {y}: there is nothing to draw")
+    ax = axes_or_new(ax, (6.0, 4.6))
+    if len(known) > _POINTS_AT_MOST:
+        density(ax, *(known[name].to_numpy(dtype=float) for name in (x, y)), (logarithmic[x], logarithmic[y]))
+    else:
+        sns.scatterplot(
+            data=known, x=x, y=y, hue=hue, palette="viridis" if known[hue].dtype.kind in "iuf" else None, s=6,
+            alpha=0.6, linewidth=0, ax=ax, rasterized=True,
+        )  # fmt: skip
+        ax.set_xscale("log" if logarithmic[x] else "linear")
+        ax.set_yscale("log" if logarithmic[y] else "linear")
+        sns.move_legend(ax, "center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize="small")
+    ax.set(xlabel=x, ylabel=y)
+    return ax
+
+
+def text_scatter(neurons: pd.DataFrame, measure: str = "exchange_asymmetry", *, ax: Axes | None = None) -> Axes:
+    """A measure of every neuron on Gaussian input against the same on text, and the line where they agree.
+
+    Args:
+        neurons: the neuron frame of a report with text.
+        measure: which; its columns are `measure` and `measure`_text.
+        ax: where to draw.
+
+    Raises:
+        BadOption: a column is absent, or no neuron has both values.
+    """
+    ax = neuron_scatter(neurons, measure, f"{measure}_text", ax=ax)
+    low, high = max(ax.get_xlim()[0], ax.get_ylim()[0]), min(ax.get_xlim()[1], ax.get_ylim()[1])
+    ax.plot([low, high], [low, high], color="0.4", lw=0.8, ls="--", scalex=False, scaley=False)
+    return ax
