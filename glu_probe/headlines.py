@@ -110,6 +110,8 @@ def along_the_depth(layers: pd.DataFrame) -> str:
     stack = f" of {tower}" if layers["tower"].nunique() > 1 else ""
     low, high, first, last = by_layer.idxmin(), by_layer.idxmax(), by_layer.index[0], by_layer.index[-1]
     show = {layer: percent(value, form) for layer, value in by_layer.items()}
+    if show[low] == show[high]:
+        return f"Along the depth{stack}, {words} hardly changes: {show[low]} in all {len(by_layer)} layers."
     if len(by_layer) < _LAYERS_AT_LEAST:
         return (
             f"Along the depth{stack}, {words} goes from {show[first]} in layer {first} to {show[last]} in layer {last}; "
@@ -204,7 +206,7 @@ def of_experts(neurons: pd.DataFrame) -> str:
     if "expert" not in neurons:
         return ""
     routed = neurons[_in_group(neurons["expert"], "routed")]
-    column = next((c for c in ("exchange_asymmetry", "abs_cos_qk") if routed[c].notna().any()), None)
+    column = next((c for c in ("exchange_asymmetry", "abs_cos_qk") if c in routed and routed[c].notna().any()), None)
     if column is None:
         return ""
     means = routed.groupby([routed["tower"].astype(str), "layer", "expert"])[column].mean().dropna()

@@ -111,8 +111,9 @@ class Across:
 def set_labels(ax: Axes, positions: Sequence[int], labels: Sequence[str], offset: float = 0.0) -> None:
     """Labels of layers, upright where they are too long to lie."""
     ax.set_xticks([position + offset for position in positions], labels)
+    upright = any(len(label) > 3 for label in labels)
     for tick, label in zip(ax.get_xticklabels(), labels, strict=True):
-        tick.set_rotation(90 if len(label) > 3 else 0)
+        tick.set(rotation=90 if len(label) > 3 else 0, fontsize="small" if upright else "medium")
     ax.set_xlabel("layer")
 
 

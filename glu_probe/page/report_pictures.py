@@ -120,6 +120,11 @@ def _of_text(report: Report, wide: float) -> Iterator[Picture]:
         (HALF, 4.1), lambda ax: f.text_scatter(report.neurons, ax=ax),
     )  # fmt: skip
     yield Picture(
+        "text_scatter_bilinear", "Bilinear share of every neuron, Gaussian input against text",
+        "Below the line a neuron is less bilinear on text than on isotropic input.",
+        (HALF, 4.1), lambda ax: f.text_scatter(report.neurons, "bilinear_share", ax=ax),
+    )  # fmt: skip
+    yield Picture(
         "text_profile", "Exchange asymmetry on text",
         "Of neurons (mean) and of the layer's output, on Gaussian input and on text, each in the canonical gauge of its own "
         "input. Where the lines of one pair part, what the layer meets in text is not what its weights alone suggest.",
