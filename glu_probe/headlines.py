@@ -93,43 +93,53 @@ def regime(layers: pd.DataFrame, neurons: pd.DataFrame) -> str:
     )
 
 
+# layer measure, what it is called, how it is written, and by how much it must differ to be worth a sentence of its own
+_COURSES = (
+    ("exchange_asymmetry_relu_ratio", "the place on that scale", ".0%", lambda low, high: high - low >= 0.05),
+    ("query_norm_median", "the gate scale |q|", ".3g", lambda low, high: high > 1.2 * low),
+    ("abs_cos_qk_mean", "the alignment |cos(q, k)|", ".3f", lambda low, high: high > 1.05 * low),
+)
+
+
 def along_the_depth(layers: pd.DataFrame) -> str:
     """Where the layers change from first to last, and by how much; of the largest stack."""
-    candidates = (
-        ("exchange_asymmetry_relu_ratio", "the place on that scale", ".0%"),
-        ("exchange_asymmetry_mean", "the exchange asymmetry of neurons", ".3f"),
-        ("abs_cos_qk_mean", "the alignment |cos(q, k)|", ".3f"),
-    )
-    column, words, form = next((c for c in candidates if layers[c[0]].notna().any()), candidates[-1])
     tower = layers["tower"].astype(str).mode().iloc[0]
-    known = layers[(layers["tower"].astype(str) == tower) & layers[column].notna()]
-    weighted = known[column] * known["n_neurons"]
-    by_layer = (weighted.groupby(known["layer"]).sum() / known.groupby("layer")["n_neurons"].sum()).sort_index()
-    if len(by_layer) < 2:
-        return ""
     stack = f" of {tower}" if layers["tower"].nunique() > 1 else ""
-    low, high, first, last = by_layer.idxmin(), by_layer.idxmax(), by_layer.index[0], by_layer.index[-1]
-    show = {layer: percent(value, form) for layer, value in by_layer.items()}
-    if show[low] == show[high]:
-        return f"Along the depth{stack}, {words} hardly changes: {show[low]} in all {len(by_layer)} layers."
-    if len(by_layer) < _LAYERS_AT_LEAST:
-        return (
-            f"Along the depth{stack}, {words} goes from {show[first]} in layer {first} to {show[last]} in layer {last}; "
-            f"lowest in layer {low} ({show[low]}), highest in layer {high} ({show[high]})."
-        )
-    third = len(by_layer) // 3
-    parts = [by_layer.iloc[:third], by_layer.iloc[third:-third], by_layer.iloc[-third:]]
+    known, flat = layers[layers["tower"].astype(str) == tower], ""
+    for column, words, form, differs in _COURSES:
+        course = _by_layer(known, column)
+        if len(course) < 2:
+            continue
+        if differs(course.min(), course.max()):
+            return flat + _course(course, f"Along the depth{stack}, {words}", form)
+        flat += f"Along the depth{stack}, {words} hardly changes: {span(course, form)} in {len(course)} layers. "
+    return flat.strip()
+
+
+def _by_layer(layers: pd.DataFrame, column: str) -> pd.Series:
+    """A measure layer by layer, over the neurons of all expert groups; without layers where it is missing."""
+    known = layers[layers[column].notna()]
+    weighted = (known[column] * known["n_neurons"]).groupby(known["layer"]).sum()
+    return (weighted / known.groupby("layer")["n_neurons"].sum()).sort_index()
+
+
+def _course(values: pd.Series, subject: str, form: str) -> str:
+    low, high, first, last = values.idxmin(), values.idxmax(), values.index[0], values.index[-1]
+    show = {layer: percent(value, form) for layer, value in values.items()}
+    ends = f"lowest in layer {low} ({show[low]}), highest in layer {high} ({show[high]})."
+    if len(values) < _LAYERS_AT_LEAST:
+        return f"{subject} goes from {show[first]} in layer {first} to {show[last]} in layer {last}; {ends}"
+    third = len(values) // 3
+    parts = [values.iloc[:third], values.iloc[third:-third], values.iloc[-third:]]
     means = [percent(part.mean(), form) for part in parts]
-    trend = by_layer.reset_index(drop=True).corr(pd.Series(np.arange(float(len(by_layer)))), method="spearman")
+    trend = values.reset_index(drop=True).corr(pd.Series(np.arange(float(len(values)))), method="spearman")
     how = "has no steady direction" if not abs(trend) > 0.6 else "rises" if trend > 0 else "falls"
-    steps = by_layer.diff().dropna()
-    jump = steps.abs().idxmax()
-    before = by_layer.index[by_layer.index.get_loc(jump) - 1]
+    jump = values.diff().abs().idxmax()
+    before = values.index[values.index.get_loc(jump) - 1]
     return (
-        f"Along the depth{stack}, {words} {how} (rank correlation with depth {trend:+.2f}): {means[0]} in layers "
-        f"{first} to {parts[0].index[-1]}, {means[1]} in the middle, {means[2]} in layers {parts[2].index[0]} to {last}. It "
-        f"changes most from layer {before} ({show[before]}) to layer {jump} ({show[jump]}); lowest in layer {low} "
-        f"({show[low]}), highest in layer {high} ({show[high]})."
+        f"{subject} {how} (rank correlation with depth {trend:+.2f}): {means[0]} in layers {first} to "
+        f"{parts[0].index[-1]}, {means[1]} in the middle, {means[2]} in layers {parts[2].index[0]} to {last}. It changes most "
+        f"from layer {before} ({show[before]}) to layer {jump} ({show[jump]}); {ends}"
     )
 
 

@@ -439,3 +439,13 @@ def test_many_cells_are_an_image_in_drawings(tall, ax):
     few = gp.figures.figure_axes((6, 4))
     gp.figures.layer_heatmap(tall, ax=few)
     assert not few.collections[0].get_rasterized()
+
+
+def test_layers_without_a_known_scale_have_no_place(report, ax):
+    some = report.layers.copy()
+    some.loc[[3, 4], "exchange_asymmetry_mean"] = np.nan
+    gp.figures.phase_diagram(some, ax=ax)
+    assert any(points.get_offsets().shape == (10, 2) for points in ax.collections)
+    with pytest.raises(BadOption, match="every value of exchange_asymmetry is missing"):
+        gp.figures.phase_diagram(some.assign(exchange_asymmetry_mean=np.nan), ax=ax)
+    gp.figures.phase_diagram(some.assign(exchange_asymmetry_mean=np.nan), activation="silu")

@@ -75,9 +75,10 @@ class Across:
     def of(cls, layers: pd.DataFrame) -> Across:
         """The rows of this layer frame."""
         group = layers["group"].astype(object).where(layers["group"] != "none")
-        # a layer without an MLP stays among its neighbours
-        group = group.groupby(layers["tower"].astype(str), sort=False).transform(lambda one: one.ffill().bfill())
-        codes = pd.factorize(layers["tower"].astype(str) + " " + group.fillna("none").astype(str))[0]
+        # a layer without an MLP stays among its neighbours: with the first group of the layer before
+        first = group.where(~layers.duplicated(["tower", "layer"]))
+        near = first.groupby(layers["tower"].astype(str), sort=False).transform(lambda one: one.ffill().bfill())
+        codes = pd.factorize(layers["tower"].astype(str) + " " + group.fillna(near).fillna("none").astype(str))[0]
         order = np.argsort(codes, kind="stable")
         edges = [0, *(np.flatnonzero(np.diff(codes[order])) + 1).tolist(), len(layers)]
         return cls(layers.iloc[order], [slice(start, end) for start, end in pairwise(edges)])

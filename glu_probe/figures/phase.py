@@ -9,10 +9,9 @@ from matplotlib.colors import PowerNorm
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from ..activations import activation as gp_activation
-from ..errors import BadOption
 from ..measures.gaussian import gaussian_table
 from .axes import Across, axes_or_new, layer_labels
-from .columns import only_activation, require
+from .columns import nothing, only_activation, require
 from .neurons import density
 
 # what a gate is at an end of the scale
@@ -29,13 +28,19 @@ def phase_diagram(frame: pd.DataFrame | None = None, *, activation: str | None =
 
     Args:
         frame: the layer frame or the neuron frame, or None for the contours alone.
-        activation: the gate; taken from the layer frame if that names one only.
+        activation: the gate; taken from the layer frame if that names one only. Then layers whose function was not
+            measured are left out: the scale of their input is not known.
         ax: where to draw.
 
     Raises:
         BadOption: no activation is given or found, or nothing can be placed.
     """
-    activation = activation or only_activation(frame)
+    if activation is None:
+        activation = only_activation(frame)
+        if "exchange_asymmetry_mean" in frame:
+            frame = frame[frame["exchange_asymmetry_mean"].notna()]
+            if frame.empty:
+                raise nothing("exchange_asymmetry")
     ax = axes_or_new(ax, (7.0, 4.6))
     points, names = _placed(frame)
     x, y = (None, None) if points is None else (points[name].to_numpy(dtype=float) for name in names)
@@ -66,7 +71,7 @@ def _placed(frame: pd.DataFrame | None) -> tuple[pd.DataFrame | None, list[str]]
     require(frame, ["layer", *names])
     known = frame[frame[names[0]].gt(0) & np.isfinite(frame[names[0]].astype(float)) & frame[names[1]].notna()]
     if known.empty:
-        raise BadOption(f"every value of {' or '.join(names)} is missing: there is nothing to draw")
+        raise nothing(" or ".join(names))
     return known, names
 
 

@@ -9,14 +9,19 @@ _METHODS = {"spectra": "Spectra", "tensor_asymmetry": "Tensor asymmetry"}
 _GIVEN = ("family", "fused_layout", "activation", "expert_layout")
 
 
-def assumptions(provenance: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Terms and what is to be said of them, from the provenance of a report."""
+def assumptions(provenance: Mapping[str, Any], *, functional: bool = True) -> list[tuple[str, str]]:
+    """Terms and what is to be said of them.
+
+    Args:
+        provenance: of a report.
+        functional: whether measures of the neurons' function are there.
+    """
     towers = provenance.get("towers", {})
     found = [("Read from", _source(provenance))]
     for tower, facts in towers.items():
         found += [(term if len(towers) == 1 else f"{term}, {tower}", words) for term, words in _stack(facts)]
     found += [(_METHODS.get(name, name), "; ".join(ways)) for name, ways in provenance.get("methods", {}).items()]
-    found += _sampled(provenance)
+    found += [*(_sampled(provenance) if functional else ()), *_text(provenance)]
     given = {name: value for name, value in provenance.get("options", {}).items() if value and name in _GIVEN}
     if given:
         found.append(("Given as options", ", ".join(f"{name} = {value}" for name, value in given.items())))
@@ -49,14 +54,17 @@ def _stack(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _sampled(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield (
+        "Measures of neurons",
+        "on isotropic Gaussian input of the scale that the norm gives, by integrals, not by samples",
+    )
     samples = provenance.get("samples", [])
     if samples:
         counts = f"{min(samples):,}" + (f" to {max(samples):,}" if max(samples) > min(samples) else "")
-        yield (
-            "Measures of neurons",
-            "of the isotropic Gaussian input that the norm suggests, by integrals, not by samples",
-        )
         yield "Measures of outputs", f"sampled: {counts} Gaussian inputs a layer, seed {provenance.get('seed')}"
+
+
+def _text(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     text = provenance.get("text")
     if text:
         first = "with" if text.get("first_position") else "without"

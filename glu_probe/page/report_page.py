@@ -44,7 +44,8 @@ def report_page(report: Report, drawn: Sequence[pictures.Drawn]) -> str:
     return render_page(
         "report.html.jinja", model=str(provenance.get("model", "")), tokens=provenance.get("text", {}).get("tokens"),
         headlines=headlines(report.layers, report.neurons), details=details(report.layers, report.neurons),
-        assumptions=assumptions(provenance), notes=provenance.get("notes", []), pictures=drawn, tables=[*_tables(report)],
+        assumptions=assumptions(provenance, functional=report.layers["exchange_asymmetry_mean"].notna().any()),
+        notes=provenance.get("notes", []), pictures=drawn, tables=[*_tables(report)],
         meanings=_meanings("text" in provenance), provenance=provenance,
     )  # fmt: skip
 

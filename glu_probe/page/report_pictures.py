@@ -34,7 +34,7 @@ def report_pictures(report: Report) -> Iterator[Picture]:
     from .. import figures as f
 
     layers, neurons = report.layers, report.neurons
-    wide = min(FULL, max(7.0, 4.6 + 0.3 * len(layers)))
+    wide = min(FULL, max(7.0, 5.0 + 0.5 * len(layers)))
     yield Picture(
         "phase_diagram", "Between bilinear and ReLU",
         "Each point is a layer at the medians of its neurons. To the left the gate works in its linear range and the neuron is "
@@ -46,7 +46,7 @@ def report_pictures(report: Report) -> Iterator[Picture]:
         "phase_diagram_neurons", "All neurons in the same picture",
         "How many neurons lie where, on a logarithmic colour scale: whether the layers' medians speak for their neurons, and "
         "which lie apart.",
-        (HALF, 4.1), lambda ax: f.phase_diagram(neurons, activation=f.columns.only_activation(layers), ax=ax),
+        (HALF, 4.1), lambda ax: _neurons_in_the_plane(layers, neurons, ax),
     )  # fmt: skip
     yield Picture(
         "relu_ratio", "Is this layer bilinear or ReGLU?",
@@ -95,6 +95,16 @@ def report_pictures(report: Report) -> Iterator[Picture]:
     )  # fmt: skip
     yield from _of_text(report, wide)
     yield from _of_experts(report)
+
+
+def _neurons_in_the_plane(layers: pd.DataFrame, neurons: pd.DataFrame, ax: Axes) -> None:
+    """Neurons whose function was measured: of the others, the scale of the input is not known."""
+    from .. import figures as f
+
+    known = neurons[neurons["exchange_asymmetry"].notna()]
+    if known.empty:
+        raise f.columns.nothing("exchange_asymmetry")
+    f.phase_diagram(known, activation=f.columns.only_activation(layers), ax=ax)
 
 
 def _between_the_ends(layers: pd.DataFrame, ax: Axes) -> None:

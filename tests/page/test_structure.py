@@ -16,6 +16,7 @@ from PIL import Image
 import glu_probe as gp
 from glu_probe.page.html import Table, cell
 from glu_probe.page.pictures import Picture, draw, render, save
+from glu_probe.testing import write_tiny_checkpoint
 
 from ..support import write_llama
 from .reports import deep, mixture, with_contexts
@@ -182,3 +183,15 @@ def test_a_frame_without_rows_is_a_table_without_rows():
 ])  # fmt: skip
 def test_cells(value, text):
     assert cell(value) == text
+
+
+def test_a_model_whose_function_is_not_known(tmp_path):
+    write_tiny_checkpoint("olmo2", tmp_path / "model", layers=3)
+    page = gp.probe(tmp_path / "model", samples=4).to_html()
+    found = outline(page)
+    assert {"heatmap", "stable_ranks", "profile_cos_kv"} <= {*found.ids}
+    assert not {"phase_diagram", "phase_diagram_neurons", "relu_ratio"} & {*found.ids}
+    assert "<b>Between bilinear and ReLU</b>: not drawn, every value of exchange_asymmetry is missing" in page
+    head = page[: page.index("<h2>Pictures</h2>")]
+    assert "cannot be told from these weights: no norm stands in front of the MLP" in head
+    assert "isotropic Gaussian input" not in head
