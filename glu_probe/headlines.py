@@ -97,23 +97,34 @@ def regime(layers: pd.DataFrame, neurons: pd.DataFrame) -> str:
 _COURSES = (
     ("exchange_asymmetry_relu_ratio", "the place on that scale", ".0%", lambda low, high: high - low >= 0.05),
     ("query_norm_median", "the gate scale |q|", ".3g", lambda low, high: high > 1.2 * low),
-    ("abs_cos_qk_mean", "the alignment |cos(q, k)|", ".3f", lambda low, high: high > 1.05 * low),
+    ("abs_cos_qk_mean", "the alignment |cos(q, k)|", ".3f", lambda low, high: high > 1.2 * low),
 )
 
 
 def along_the_depth(layers: pd.DataFrame) -> str:
     """Where the layers change from first to last, and by how much; of the largest stack."""
     tower = layers["tower"].astype(str).mode().iloc[0]
-    stack = f" of {tower}" if layers["tower"].nunique() > 1 else ""
-    known, flat = layers[layers["tower"].astype(str) == tower], ""
+    start = f"Along the depth{f' of {tower}' if layers['tower'].nunique() > 1 else ''}"
+    known, steady = layers[layers["tower"].astype(str) == tower], []
     for column, words, form, differs in _COURSES:
-        course = _by_layer(known, column)
-        if len(course) < 2:
+        values = _by_layer(known, column)
+        if len(values) < 2:
             continue
-        if differs(course.min(), course.max()):
-            return flat + _course(course, f"Along the depth{stack}, {words}", form)
-        flat += f"Along the depth{stack}, {words} hardly changes: {span(course, form)} in {len(course)} layers. "
-    return flat.strip()
+        if differs(values.min(), values.max()):
+            told = _hardly(start, steady)
+            subject = f"{words[0].upper()}{words[1:]}" if told else f"{start}, {words}"
+            return f"{told} {_course(values, subject, form)}".strip()
+        steady.append(f"{words} ({span(values, form)})")
+    return _hardly(start, steady)
+
+
+def _listed(names: list[str]) -> str:
+    """a, b and c."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def _hardly(start: str, steady: list[str]) -> str:
+    return f"{start}, {_listed(steady)} hardly change{'' if len(steady) > 1 else 's'}." if steady else ""
 
 
 def _by_layer(layers: pd.DataFrame, column: str) -> pd.Series:
@@ -207,7 +218,7 @@ def _carriers(layers: pd.DataFrame, neurons: pd.DataFrame) -> str:
 
 def _in_group(expert: pd.Series, group: str) -> pd.Series:
     """Which neurons belong to an expert group."""
-    routed = expert.fillna("").astype(str).str.isdigit()
+    routed = expert.isin([name for name in expert.dropna().unique() if str(name).isdigit()])
     return {"routed": routed, "dense": expert.isna()}.get(group, ~routed & expert.notna())
 
 
@@ -219,7 +230,7 @@ def of_experts(neurons: pd.DataFrame) -> str:
     column = next((c for c in ("exchange_asymmetry", "abs_cos_qk") if c in routed and routed[c].notna().any()), None)
     if column is None:
         return ""
-    means = routed.groupby([routed["tower"].astype(str), "layer", "expert"])[column].mean().dropna()
+    means = routed.groupby(["tower", "layer", "expert"], observed=True)[column].mean().dropna()
     stacks = means.groupby(level=[0, 1])
     if stacks.size().max() < 2:
         return ""

@@ -76,7 +76,7 @@ def test_depth_of_a_step():
 @pytest.mark.parametrize(("ratio", "words"), [
     (np.linspace(0.9, 0.1, 9), "falls (rank correlation with depth -1.00)"),
     ([0.1, 0.5, 0.1, 0.5, 0.1, 0.5, 0.1, 0.5, 0.1], "no steady direction (rank correlation with depth"),
-    ([0.3] * 8 + [0.32], "the place on that scale hardly changes: 30 % to 32 % in 9 layers."),
+    ([0.3] * 8 + [0.32], "Along the depth, the place on that scale (30 % to 32 %), the gate scale |q| (1) and the"),
     ([0.3, 0.5], "goes from 30 % in layer 0 to 50 % in layer 1"),
 ])  # fmt: skip
 def test_directions_of_the_depth(ratio, words):
@@ -86,7 +86,8 @@ def test_directions_of_the_depth(ratio, words):
 def test_depth_speaks_of_what_is_there():
     assert along_the_depth(layer_frame([0.3])) == ""
     frame = layer_frame([np.nan] * 9, exchange_asymmetry_mean=np.nan, abs_cos_qk_mean=np.linspace(0.1, 0.2, 9))
-    assert "the alignment |cos(q, k)| rises" in along_the_depth(frame)
+    told = along_the_depth(frame)
+    assert "Along the depth, the gate scale |q| (1) hardly changes. The alignment |cos(q, k)| rises" in told
     gap = layer_frame([0.1, np.nan, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
     assert "changes most from layer 0 (10 %) to layer 2 (30 %)" in along_the_depth(gap)
 
@@ -94,7 +95,7 @@ def test_depth_speaks_of_what_is_there():
 def test_depth_of_a_mixture_weighs_its_groups():
     dense, shared = layer_frame([0.2] * 6, n_neurons=90), layer_frame([1.0] * 6, n_neurons=10, group="shared")
     assert (
-        "hardly changes: 28 % in 6 layers. Along the depth, the gate scale |q| hardly changes: 1 in 6 layers."
+        "the place on that scale (28 %), the gate scale |q| (1) and the alignment |cos(q, k)| (0.100) hardly change."
         in along_the_depth(pd.concat([dense, shared], ignore_index=True))
     )
 

@@ -19,11 +19,15 @@ _POINTS_AT_MOST = 20_000
 def density(ax: Axes, x: np.ndarray, y: np.ndarray, logarithmic: tuple[bool, bool]) -> None:
     """Numbers of neurons in the plane, on a logarithmic colour scale that has two ends whatever the numbers are."""
     axes = [np.log10(values) if log else values for values, log in zip((x, y), logarithmic, strict=True)]
-    most = np.histogram2d(*axes, bins=_BINS)[0].max()
-    sns.histplot(
-        x=x, y=y, ax=ax, bins=_BINS, log_scale=logarithmic, cmap="viridis", cbar=True, rasterized=True,
-        cbar_kws={"label": "neurons"}, norm=LogNorm(1, max(2.0, most)), vmin=None, vmax=None,
-    )  # fmt: skip
+    counts, *edges = np.histogram2d(*axes, bins=_BINS)
+    across, up = (10**ends if log else ends for ends, log in zip(edges, logarithmic, strict=True))
+    norm = LogNorm(1, max(2.0, counts.max()))
+    drawn = ax.pcolormesh(
+        across, up, np.where(counts > 0, counts, np.nan).T, cmap="viridis", norm=norm, rasterized=True
+    )
+    ax.set_xscale("log" if logarithmic[0] else "linear")
+    ax.set_yscale("log" if logarithmic[1] else "linear")
+    ax.figure.colorbar(drawn, ax=ax, label="neurons")
 
 
 def neuron_scatter(
@@ -43,9 +47,8 @@ def neuron_scatter(
     require(neurons, [x, y])
     if hue not in neurons:
         raise BadOption(f"the frame has no column {hue!r}", hint="Pass report.neurons as it is")
-    known = neurons[
-        np.isfinite(neurons[x].astype(float)) & np.isfinite(neurons[y].astype(float)) & neurons[hue].notna()
-    ]
+    known = neurons[[*dict.fromkeys((x, y, hue))]]
+    known = known[np.isfinite(known[x].astype(float)) & np.isfinite(known[y].astype(float)) & known[hue].notna()]
     logarithmic = {name: name.endswith(("norm", "gain", "ratio", "risk", "energy")) for name in (x, y)}
     for name in (x, y):
         if logarithmic[name]:

@@ -128,15 +128,15 @@ def class_bars(layers: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     if missing.all():
         raise nothing("the input-output classes")
     ax = axes_or_new(ax, (7.6, 3.6))
-    bottom = np.zeros(len(layers))
+    bottom, width = np.zeros(len(layers)), 0.92 if len(layers) <= 40 else 1.0  # gaps of less than a pixel come and go
     for name, colour in _CLASS_COLOURS.items():
         height = np.nan_to_num(values[name])
         if height.max() > 0:
-            ax.bar(across.x, height, bottom=bottom, width=0.92, color=colour, label=name)
+            ax.bar(across.x, height, bottom=bottom, width=width, color=colour, label=name)
             bottom = bottom + height
     if missing.any():
         ax.bar(
-            np.flatnonzero(missing), 1.0, width=0.92, facecolor="none", edgecolor="0.6", hatch="///", label="missing"
+            np.flatnonzero(missing), 1.0, width=width, facecolor="none", edgecolor="0.6", hatch="///", label="missing"
         )
     ax.set(ylim=(0, 1), ylabel="fraction of neurons")
     _finish(ax, across)

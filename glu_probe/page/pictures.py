@@ -102,6 +102,7 @@ def render(draw: Callable[[Any], object], size: tuple[float, float]) -> tuple[by
     png, svg = io.BytesIO(), io.BytesIO()
     # neither the version of the plotting library nor the hour is part of the result
     ax.figure.savefig(png, format="png", dpi=_DPI, metadata={"Software": None})
+    ax.figure.set_layout_engine("none")  # what was placed stays where it is
     with mpl.rc_context({"svg.hashsalt": "glu-probe"}):  # names inside the file are the same in every run
         ax.figure.savefig(svg, format="svg", dpi=_DPI_INSIDE, metadata={"Date": None, "Creator": None})
     return png.getvalue(), svg.getvalue()

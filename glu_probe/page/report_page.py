@@ -92,11 +92,10 @@ def _layers(layers: pd.DataFrame) -> pd.DataFrame:
 
 
 def _standing_out(neurons: pd.DataFrame) -> pd.DataFrame:
-    """The neuron with most output energy of every layer and expert group, and flagged ones."""
+    """The neuron with most output energy of every layer, and flagged ones."""
     strength = "output_energy" if neurons["output_energy"].notna().any() else "outlier_risk"
-    keys = [neurons["tower"].astype(str), neurons["layer"]]
-    finite = neurons[strength].where(np.isfinite(neurons[strength].astype(float)))
-    most = finite.groupby(keys, sort=False).idxmax().dropna().astype(int) if finite.notna().any() else []
+    known = neurons.loc[np.isfinite(neurons[strength].to_numpy(dtype=float)), ["tower", "layer", strength]]
+    most = known.groupby(["tower", "layer"], observed=True, sort=False)[strength].idxmax()
     flag = neurons["flag"].fillna("") if "flag" in neurons else pd.Series("", index=neurons.index)
     flagged = neurons.index[flag != ""][:_FLAGGED_AT_MOST]
     why = pd.concat([

@@ -101,7 +101,7 @@ def _neurons_in_the_plane(layers: pd.DataFrame, neurons: pd.DataFrame, ax: Axes)
     """Neurons whose function was measured: of the others, the scale of the input is not known."""
     from .. import figures as f
 
-    known = neurons[neurons["exchange_asymmetry"].notna()]
+    known = neurons.loc[neurons["exchange_asymmetry"].notna(), ["layer", "query_norm", "abs_cos_qk"]]
     if known.empty:
         raise f.columns.nothing("exchange_asymmetry")
     f.phase_diagram(known, activation=f.columns.only_activation(layers), ax=ax)
