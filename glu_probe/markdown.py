@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from .headlines import headlines
+from .layer_groups import groups_of
 
 ROWS_AT_MOST = 20
 # column of the table, column of the layer frame, how it is written
@@ -44,7 +45,7 @@ def report_markdown(layers: pd.DataFrame, neurons: pd.DataFrame, provenance: Map
 
 def bin_width(layers: pd.DataFrame, at_most: int = ROWS_AT_MOST) -> int:
     """How many layers to put into one row, so that there are at most so many rows, if that can be had."""
-    counts = layers.groupby([layers["tower"].astype(str), layers["group"].astype(str)]).size()
+    counts = layers.groupby([layers["tower"].astype(str), groups_of(layers).rename("group")]).size()
     widths = range(1, int(counts.max()) + 1)
     return next(
         (width for width in widths if sum(len(_edges(count, width)) for count in counts) <= at_most), widths[-1]
@@ -62,7 +63,7 @@ def _edges(count: int, width: int) -> list[tuple[int, int]]:
 def binned(layers: pd.DataFrame, width: int) -> pd.DataFrame:
     """The table: up to `width` neighbouring layers of one stack and expert group in a row; missing where all of them are."""
     rows = []
-    for (tower, group), part in layers.groupby(["tower", "group"], sort=False):
+    for (tower, group), part in layers.assign(group=groups_of(layers)).groupby(["tower", "group"], sort=False):
         for start, end in _edges(len(part), width):
             here = part.iloc[start:end]
             first, last = here["layer"].iloc[0], here["layer"].iloc[-1]

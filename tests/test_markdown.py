@@ -81,10 +81,13 @@ def test_rows_of_several_layers_are_means_weighted_by_neurons(report):
 def test_missing_values_and_columns(report):
     layers = report.layers.copy()
     layers.loc[3, layers.select_dtypes("floating").columns] = np.nan
+    layers.loc[3, ["group", "no_mlp", "n_neurons"]] = ["none", True, 0]
     layers["exchange_asymmetry_relu_ratio"] = np.nan
     head, *rows = table(gp.Report(layers, report.neurons, report.classes, report.provenance).to_markdown())
     assert "relative to ReLU" not in head
     assert "on text" not in head
+    assert "group" not in head
+    assert [row[0] for row in rows] == [str(layer) for layer in range(12)]
     assert rows[3][2:] == ["–"] * (len(head) - 2)
 
 

@@ -12,6 +12,8 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
+from ..layer_groups import groups_of
+
 MISSING = "#d9d9d9"
 LABELS_AT_MOST = 20
 _VECTOR_CELLS = 2_000  # a mesh of more cells is an image, in vector formats too
@@ -74,11 +76,7 @@ class Across:
     @classmethod
     def of(cls, layers: pd.DataFrame) -> Across:
         """The rows of this layer frame."""
-        group = layers["group"].astype(object).where(layers["group"] != "none")
-        # a layer without an MLP stays among its neighbours: with the first group of the layer before
-        first = group.where(~layers.duplicated(["tower", "layer"]))
-        near = first.groupby(layers["tower"].astype(str), sort=False).transform(lambda one: one.ffill().bfill())
-        codes = pd.factorize(layers["tower"].astype(str) + " " + group.fillna(near).fillna("none").astype(str))[0]
+        codes = pd.factorize(layers["tower"].astype(str) + " " + groups_of(layers))[0]
         order = np.argsort(codes, kind="stable")
         edges = [0, *(np.flatnonzero(np.diff(codes[order])) + 1).tolist(), len(layers)]
         return cls(layers.iloc[order], [slice(start, end) for start, end in pairwise(edges)])

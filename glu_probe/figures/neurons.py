@@ -12,14 +12,14 @@ from ..errors import BadOption
 from .axes import axes_or_new
 from .columns import require
 
-_BINS = 100
+_BINS = 20, 100  # across and up: for a few hundred neurons, for tens of thousands
 _POINTS_AT_MOST = 20_000
 
 
 def density(ax: Axes, x: np.ndarray, y: np.ndarray, logarithmic: tuple[bool, bool]) -> None:
     """Numbers of neurons in the plane, on a logarithmic colour scale that has two ends whatever the numbers are."""
     axes = [np.log10(values) if log else values for values, log in zip((x, y), logarithmic, strict=True)]
-    counts, *edges = np.histogram2d(*axes, bins=_BINS)
+    counts, *edges = np.histogram2d(*axes, bins=int(np.clip(len(x) ** 0.5, *_BINS)))
     across, up = (10**ends if log else ends for ends, log in zip(edges, logarithmic, strict=True))
     norm = LogNorm(1, max(2.0, counts.max()))
     drawn = ax.pcolormesh(

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from ..activations import activation as gp_activation
 from ..measures.gaussian import gaussian_table
@@ -101,7 +101,8 @@ def _layers(ax: Axes, points: pd.DataFrame, names: list[str]) -> None:
         )  # fmt: skip
     if len(across.blocks) > 1:
         ax.legend(fontsize="small", loc="center right", framealpha=0.75)
-    ax.figure.colorbar(drawn, ax=ax, label="layer")
+    if layer.max() > layer.min():
+        ax.figure.colorbar(drawn, ax=ax, label="layer", ticks=MaxNLocator(integer=True))
     text, spots = layer_labels(across.frame), ax.transData.transform(np.column_stack([x, y]))
     written: list[int] = []
     for position in dict.fromkeys((0, len(x) - 1, int(y.argmax()), int(x.argmin()), int(x.argmax()))):

@@ -10,6 +10,7 @@ import pandas as pd
 
 from ..findings import details
 from ..headlines import headlines
+from ..layer_groups import groups_of
 from ..measures.registry import MEASURES, TEXT_MEASURES, TEXT_SUFFIXES
 from ..report import Report, write_text
 from . import pictures
@@ -88,7 +89,8 @@ def _tables(report: Report) -> Iterator[Table]:
 
 def _layers(layers: pd.DataFrame) -> pd.DataFrame:
     columns = [name for name in LAYER_COLUMNS if name in layers]
-    return layers[[name for name in columns if name not in ("tower", "group") or layers[name].nunique() > 1]]
+    single = {"tower": layers["tower"].nunique() == 1, "group": groups_of(layers).nunique() == 1}
+    return layers[[name for name in columns if not single.get(name)]]
 
 
 def _standing_out(neurons: pd.DataFrame) -> pd.DataFrame:

@@ -16,7 +16,7 @@ import pytest
 import glu_probe as gp
 
 from ..support import write_llama
-from .reports import mixture, with_contexts
+from .reports import deep, mixture, with_contexts
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))), None
@@ -55,19 +55,24 @@ addEventListener("load", () => {
 """
 
 
+def browse(path, directory, *options: str) -> subprocess.CompletedProcess:
+    """The browser on a file, without a window and without a network."""
+    done = subprocess.run(
+        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+         "--disable-background-networking", "--disable-component-update", "--host-resolver-rules=MAP * ~NOTFOUND",
+         f"--user-data-dir={directory / 'profile'}", "--enable-logging=stderr", "--virtual-time-budget=10000", *options,
+         path.as_uri()],
+        capture_output=True, text=True, timeout=180, check=False, env=os.environ | {"HOME": str(directory)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done
+
+
 def opened(page: str, directory, *options: str) -> tuple[str, list[str]]:
     """The DOM once the page is loaded, and what the browser wrote to its console."""
     path = directory / "page.html"
     path.write_text(page, encoding="utf-8")
-    profile = directory / "profile"
-    done = subprocess.run(
-        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-         "--disable-background-networking", "--disable-component-update", "--host-resolver-rules=MAP * ~NOTFOUND",
-         f"--user-data-dir={profile}", "--enable-logging=stderr", "--virtual-time-budget=10000", "--dump-dom", *options,
-         path.as_uri()],
-        capture_output=True, text=True, timeout=120, check=False, env=os.environ | {"HOME": str(directory)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = browse(path, directory, "--dump-dom", *options)
     return done.stdout, re.findall(r"CONSOLE.*", done.stderr)
 
 
@@ -164,3 +169,19 @@ def test_a_mixture_of_experts_opens_in_the_dark(tmp_path):
 def test_a_complaint_would_be_seen(page, tmp_path):
     _, console = opened(page.replace("</body>", "<script>no_such_name();</script></body>"), tmp_path)
     assert any("no_such_name" in line for line in console)
+
+
+def test_printed_tables_repeat_their_heads(tmp_path):
+    from pypdf import PdfReader
+
+    report = deep(tmp_path / "model")
+    (tmp_path / "page.html").write_text(report.to_html(), encoding="utf-8")
+    browse(tmp_path / "page.html", tmp_path, "--no-pdf-header-footer", f"--print-to-pdf={tmp_path / 'page.pdf'}")
+    sheets = [sheet.extract_text() for sheet in PdfReader(tmp_path / "page.pdf").pages]
+    heads = [re.match(r"\s*layer\s+n_\s*neurons", text) is not None for text in sheets]
+    (first,) = (number for number, text in enumerate(sheets) if text.startswith("Tables"))
+    assert "tensor_" in sheets[first]
+    assert heads[first + 1]
+    # every row of the table is on one of these sheets, whole
+    rows = {line.split()[0] for text in sheets[first : first + 3] for line in text.splitlines() if line.count(" ") > 10}
+    assert {str(layer) for layer in range(80)} <= rows
