@@ -85,13 +85,13 @@ def test_report_and_plot(run, llama, tmp_path):
     assert code == 0
     assert "report.html" in out
     assert err == ""  # no progress bar where there is no terminal
-    assert len(list((out_dir / "figures").glob("*.png"))) == 12
+    assert len(list((out_dir / "figures").glob("*.png"))) == 13
     provenance = json.loads((out_dir / "provenance.json").read_text())
     assert provenance["layers"] == [0, 1, 2, 3]
     for entry in (out_dir / "figures").iterdir():
         entry.unlink()
     assert run("plot", out_dir)[0] == 0
-    assert len(list((out_dir / "figures").glob("*.png"))) == 12
+    assert len(list((out_dir / "figures").glob("*.png"))) == 13
 
 
 def test_report_options_are_heeded(run, llama, tmp_path):
@@ -420,7 +420,8 @@ def test_causal(causal, tmp_path):
     }
     assert written == {
         "causal.parquet", "causal.csv", "provenance.json", "figures/causal_heatmap.png", "figures/causal_profile.png",
-        "figures/causal_heatmap_spared.png",
+        "figures/causal_heatmap_spared.png", "figures/causal_heatmap.svg", "figures/causal_profile.svg",
+        "figures/causal_heatmap_spared.svg",
     }  # fmt: skip
     frame = pd.read_parquet(tmp_path / "out/causal.parquet")
     assert len(frame) == 9

@@ -158,7 +158,7 @@ def test_the_page_of_a_mixture_shows_its_experts(tmp_path):
     assert names == {"experts_exchange_asymmetry", "experts_abs_cos_qk"}
     page = (tmp_path / "out/report.html").read_text(encoding="utf-8")
     assert "Exchange asymmetry, expert by expert" in page
-    assert page.index("expert by expert") < page.index("<h2>Layers</h2>")
+    assert page.index("expert by expert") < page.index("<h2>Tables</h2>")
 
 
 def test_profile_draws_gaps_where_layers_are_missing(tall, ax):
@@ -376,3 +376,76 @@ def test_experts_of_one_layer_have_columns_of_their_own(ax):
 def test_costs_that_cannot_be_drawn(draw, change, said, ax):
     with pytest.raises(BadOption, match=said):
         draw(change(costs(3)), ax=ax)
+
+
+def grouped(report) -> pd.DataFrame:
+    """Layers 0 to 11: dense in 0, then routed and shared experts in each, none in layer 5."""
+    rows = [(0, "dense"), *((layer, group) for layer in range(1, 12) for group in ("routed", "shared"))]
+    frame = report.layers.iloc[[layer for layer, _ in rows]].reset_index(drop=True)
+    frame["group"] = pd.array([group for _, group in rows], dtype="string")
+    frame["cos_kv_mean"] = [layer + 100.0 * (group == "shared") for layer, group in rows]
+    gone = frame["layer"] == 5
+    frame.loc[gone, frame.select_dtypes("floating").columns] = np.nan
+    frame = frame.drop(index=frame.index[gone][1:])
+    frame.loc[frame["layer"] == 5, ["group", "no_mlp"]] = ["none", True]
+    return frame
+
+
+def test_lines_stay_within_an_expert_group(report, ax):
+    gp.figures.layer_profile(grouped(report), "cos_kv", ax=ax)
+    means = [line for line in ax.lines if line.get_marker() == "."]
+    assert [line.get_ydata()[0] for line in means] == [0, 1, 101]
+    routed = means[1].get_ydata()
+    np.testing.assert_array_equal(routed[~np.isnan(routed)], [1, 2, 3, 4, 6, 7, 8, 9, 10, 11])
+    assert np.isnan(routed[4])
+    assert len(means[2].get_ydata()) == 10
+    assert [line.get_label() for line in means].count("mean") == 1
+    labels = tick_labels(ax)
+    assert labels[:2] == ["0 dense", "1 routed"]
+    assert "1 shared" in labels
+    assert labels[-1] == "11"
+
+
+def test_heatmap_and_bars_keep_groups_together(report, ax):
+    frame = grouped(report)
+    gp.figures.layer_heatmap(frame, measures=["cos_kv_mean"], ax=ax)
+    row = ax.collections[0].get_array()[0]
+    known = row[~np.ma.getmaskarray(row)]
+    assert (np.diff(known) > 0).all()  # dense, routed, shared: each in the order of its layers
+    other = gp.figures.figure_axes((6, 4))
+    gp.figures.class_bars(frame, ax=other)
+    assert len(tick_labels(other)) <= 22
+
+
+def test_a_layer_alone_is_a_mark(report, ax):
+    gp.figures.layer_profile(report.layers.head(1), ax=ax)
+    marks = [line for line in ax.lines if line.get_marker() == "_"]
+    assert marks
+    assert {line.get_xdata().tolist()[0] for line in marks} == {0}
+
+
+def test_labels_of_layers_that_would_overlap_are_left_out(report):
+    same = report.layers.assign(query_norm_median=1.0, abs_cos_qk_median=0.1)
+    crowded, apart = gp.figures.figure_axes((5, 4)), gp.figures.figure_axes((5, 4))
+    gp.figures.phase_diagram(same, ax=crowded)
+    gp.figures.phase_diagram(same.assign(query_norm_median=np.geomspace(0.3, 4, 12)), ax=apart)
+    written = [{text.get_text() for text in ax.texts} & {str(layer) for layer in range(12)} for ax in (crowded, apart)]
+    assert written == [{"0"}, {"0", "11"}]
+
+
+def test_many_cells_are_an_image_in_drawings(tall, ax):
+    gp.figures.expert_heatmap(experts(60, 64), "cos_kv", ax=ax)
+    assert ax.collections[0].get_rasterized()
+    few = gp.figures.figure_axes((6, 4))
+    gp.figures.layer_heatmap(tall, ax=few)
+    assert not few.collections[0].get_rasterized()
+
+
+def test_layers_without_a_known_scale_have_no_place(report, ax):
+    some = report.layers.copy()
+    some.loc[[3, 4], "exchange_asymmetry_mean"] = np.nan
+    gp.figures.phase_diagram(some, ax=ax)
+    assert any(points.get_offsets().shape == (10, 2) for points in ax.collections)
+    with pytest.raises(BadOption, match="every value of exchange_asymmetry is missing"):
+        gp.figures.phase_diagram(some.assign(exchange_asymmetry_mean=np.nan), ax=ax)
+    gp.figures.phase_diagram(some.assign(exchange_asymmetry_mean=np.nan), activation="silu")

@@ -114,10 +114,10 @@ class Comparison:
         Raises:
             CannotWrite: the directory or a file in it cannot be written.
         """
-        from ..report import _refusals
+        from ..report import refusals
 
         directory = prepare_directory(directory)
-        with _refusals(directory):
+        with refusals(directory):
             for name in _FRAMES:
                 frame = getattr(self, name)
                 write_atomically(directory / f"{name}.parquet", frame.to_parquet)
@@ -130,12 +130,12 @@ class Comparison:
 
     def draw(self, directory: str | os.PathLike) -> list[str]:
         """Write figures/*.png, figures/*.svg and compare.html alone; see `save`."""
-        from ..report import _refusals
+        from ..report import refusals
         from .page import page, pictures
 
         directory = prepare_directory(directory)
         drawn, troubles = pictures(self)
-        with _refusals(directory):
+        with refusals(directory):
             (directory / "figures").mkdir(exist_ok=True)
             for picture in drawn:
                 for ending, data in picture.files.items():

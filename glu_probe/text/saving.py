@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
-from ..errors import BadOption
-from ..report import prepare_directory, refusals, render, write_atomically, write_text
+from ..page.pictures import Picture, draw, save
+from ..report import prepare_directory, refusals, write_atomically, write_text
 
 
 def save_costs(
@@ -21,7 +21,7 @@ def save_costs(
     command: Sequence[str] | None = None,
     figures: bool = True,
 ) -> list[str]:
-    """Write causal.parquet, causal.csv and provenance.json into a directory, then figures/causal_*.png.
+    """Write causal.parquet, causal.csv and provenance.json into a directory, then figures/causal_*.png and .svg.
 
     Every file appears whole or not at all. A figure that cannot be drawn does not keep the rest from being written.
 
@@ -44,28 +44,31 @@ def save_costs(
         write_atomically(directory / "causal.parquet", costs.to_parquet)
         write_atomically(directory / "causal.csv", lambda path: costs.to_csv(path, index=False))
         write_text(directory / "provenance.json", json.dumps(provenance, indent=2, allow_nan=False) + "\n")
-        for name, size, draw in _pictures(costs) if figures else ():
-            try:
-                png = render(draw, size)
-            except BadOption as error:
-                troubles.append(f"{name}: {error.what}")
-                continue
-            (directory / "figures").mkdir(exist_ok=True)
-            write_atomically(directory / "figures" / f"{name}.png", lambda path, png=png: path.write_bytes(png))
+        if figures:
+            drawn = draw(_pictures(costs))[0]
+            troubles = [f"{one.picture.name}: {one.reason}" for one in drawn if one.reason]
+            if any(one.png for one in drawn):
+                (directory / "figures").mkdir(exist_ok=True)
+                save(drawn, directory / "figures")
     return troubles
 
 
-def _pictures(costs: pd.DataFrame) -> list[tuple[str, tuple[float, float], Callable[[Any], object]]]:
+def _pictures(costs: pd.DataFrame) -> list[Picture]:
     from .. import figures as f
 
     rows, columns = len(costs[["intervention", "neurons"]].drop_duplicates()), costs["layers"].nunique()
     # which neurons are edited stands in the labels
     words = 0.08 * costs["neurons"].str.len().max() if costs["neurons"].nunique() > 1 else 0.0
     grid, line = f.causal_grid_size(rows, columns), (max(8.4, 5.0 + 0.11 * columns) + words, 3.8)
-    grid = grid[0] + words, grid[1]
-    out = [("causal_heatmap", grid, lambda ax: f.causal_heatmap(costs, ax=ax))]
+    grid, title = (grid[0] + words, grid[1]), "Cost of each intervention"
+    out = [Picture("causal_heatmap", title, "", grid, lambda ax: f.causal_heatmap(costs, ax=ax))]
     if columns > 1 and (costs["intervention"] != "identity").any():
-        out.append(("causal_profile", line, lambda ax: f.causal_profile(costs, ax=ax)))
+        out.append(Picture("causal_profile", title, "", line, lambda ax: f.causal_profile(costs, ax=ax)))
     if costs["kl_spared"].notna().any():
-        out.append(("causal_heatmap_spared", grid, lambda ax: f.causal_heatmap(costs, value="kl_spared", ax=ax)))
+        spared = f"{title}, one neuron spared"
+        out.append(
+            Picture(
+                "causal_heatmap_spared", spared, "", grid, lambda ax: f.causal_heatmap(costs, value="kl_spared", ax=ax)
+            )
+        )
     return out

@@ -1,0 +1,31 @@
+"""Pictures of the frames: a frame goes in, matplotlib Axes come out.
+
+Nothing here opens a window, changes a style or keeps a figure: with `ax` given, only that is drawn on; without, a new
+figure is made the way seaborn makes one. What is missing in a frame is drawn as missing.
+"""
+
+from .axes import figure_axes, label_positions, layer_labels
+from .causal import causal_grid_size, causal_heatmap, causal_profile
+from .heatmaps import HEATMAP_MEASURES, expert_grid_size, expert_heatmap, layer_heatmap
+from .neurons import neuron_scatter, text_scatter
+from .phase import phase_diagram
+from .profiles import class_bars, layer_lines, layer_profile
+
+__all__ = [
+    "HEATMAP_MEASURES",
+    "causal_grid_size",
+    "causal_heatmap",
+    "causal_profile",
+    "class_bars",
+    "expert_grid_size",
+    "expert_heatmap",
+    "figure_axes",
+    "label_positions",
+    "layer_heatmap",
+    "layer_labels",
+    "layer_lines",
+    "layer_profile",
+    "neuron_scatter",
+    "phase_diagram",
+    "text_scatter",
+]

@@ -1,0 +1,133 @@
+"""The page of one report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ..findings import details
+from ..headlines import headlines
+from ..layer_groups import groups_of
+from ..measures.registry import MEASURES, TEXT_MEASURES, TEXT_SUFFIXES
+from ..report import Report, write_text
+from . import pictures
+from .assumptions import assumptions
+from .html import Table, render_page
+from .report_pictures import report_pictures
+
+LAYER_COLUMNS = (
+    "tower", "layer", "group", "n_neurons", "exchange_asymmetry_relu_ratio", "query_norm_median", "abs_cos_qk_mean",
+    "abs_cos_qk_null_mean", "cos_kv_mean", "exchange_asymmetry_mean", "exchange_asymmetry_output",
+    "exchange_asymmetry_output_se", "scaling_asymmetry_output", "exchange_asymmetry_text_mean",
+    "exchange_asymmetry_text_mean_se", "exchange_asymmetry_output_text", "exchange_asymmetry_output_text_se",
+    "bilinear_share_mean", "bilinear_share_text_mean", "output_energy_top_share", "gate_stable_rank_unit",
+    "up_stable_rank_unit", "down_stable_rank_unit", "branch_overlap", "tensor_asymmetry",
+)  # fmt: skip
+_NEURON_COLUMNS = (
+    "tower", "layer", "expert", "neuron", "why", "query_norm", "value_gain", "abs_cos_qk", "cos_kv", "exchange_asymmetry",
+    "exchange_asymmetry_text", "bilinear_share", "io_class",
+)  # fmt: skip
+_FLAGGED_AT_MOST = 40
+_CONTEXTS_AT_MOST = 200
+
+
+def report_page(report: Report, drawn: Sequence[pictures.Drawn]) -> str:
+    """The page as HTML.
+
+    Args:
+        report: what was measured.
+        drawn: its pictures.
+    """
+    provenance = report.provenance
+    return render_page(
+        "report.html.jinja", model=str(provenance.get("model", "")), tokens=provenance.get("text", {}).get("tokens"),
+        headlines=headlines(report.layers, report.neurons), details=details(report.layers, report.neurons),
+        assumptions=assumptions(provenance, functional=report.layers["exchange_asymmetry_mean"].notna().any()),
+        notes=provenance.get("notes", []), pictures=drawn, tables=[*_tables(report)],
+        meanings=_meanings("text" in provenance), provenance=provenance,
+    )  # fmt: skip
+
+
+def page_of(report: Report) -> str:
+    """The page of a report, pictures and all."""
+    return report_page(report, pictures.draw(report_pictures(report))[0])
+
+
+def write_page(report: Report, directory: Path) -> list[str]:
+    """Write figures/NAME.png, figures/NAME.svg and report.html.
+
+    Returns:
+        What went wrong with figures, one sentence each.
+    """
+    drawn, troubles = pictures.draw(report_pictures(report))
+    (directory / "figures").mkdir(exist_ok=True)
+    pictures.save(drawn, directory / "figures")
+    write_text(directory / "report.html", report_page(report, drawn))
+    return troubles
+
+
+def _tables(report: Report) -> Iterator[Table]:
+    yield Table.of(
+        "layers", "Layers: the columns that matter most; layers.csv has all.", _layers(report.layers), _hints()
+    )
+    standing_out = _standing_out(report.neurons)
+    if len(standing_out):
+        caption = (
+            "Neurons that stand out: those that do most in their layer, by output energy or |q||k||v| on the same direction, "
+            f"and up to {_FLAGGED_AT_MOST} that are flagged."
+        )
+        yield Table.of("neurons", caption, standing_out, _hints())
+    if report.contexts is not None and len(report.contexts):
+        shown = report.contexts.head(_CONTEXTS_AT_MOST).dropna(axis="columns", how="all")
+        shown = shown.drop(columns=[name for name in ("model",) if name in shown])
+        rest = "" if len(shown) == len(report.contexts) else f", the first {len(shown)} of {len(report.contexts)}"
+        yield Table.of("contexts", f"Where in the text neurons do most{rest}.", shown)
+
+
+def _layers(layers: pd.DataFrame) -> pd.DataFrame:
+    columns = [name for name in LAYER_COLUMNS if name in layers]
+    single = {"tower": layers["tower"].nunique() == 1, "group": groups_of(layers).nunique() == 1}
+    return layers[[name for name in columns if not single.get(name)]]
+
+
+def _standing_out(neurons: pd.DataFrame) -> pd.DataFrame:
+    """The neuron with most output energy of every layer, and flagged ones."""
+    strength = "output_energy" if neurons["output_energy"].notna().any() else "outlier_risk"
+    known = neurons.loc[np.isfinite(neurons[strength].to_numpy(dtype=float)), ["tower", "layer", strength]]
+    most = known.groupby(["tower", "layer"], observed=True, sort=False)[strength].idxmax()
+    flag = neurons["flag"].fillna("") if "flag" in neurons else pd.Series("", index=neurons.index)
+    flagged = neurons.index[flag != ""][:_FLAGGED_AT_MOST]
+    why = pd.concat([
+        pd.Series(f"most {'output energy' if strength == 'output_energy' else 'outlier risk'}", index=[*most]),
+        flag[flagged].str.replace("_", " "),
+    ])  # fmt: skip
+    chosen = neurons.loc[why.index].assign(why=why.to_numpy())
+    kept = [name for name in _NEURON_COLUMNS if name in chosen and chosen[name].notna().any()]
+    return chosen[[name for name in kept if name != "tower" or neurons["tower"].nunique() > 1]]
+
+
+def _hints() -> dict[str, str]:
+    """Meanings of columns: of a layer's statistics, those of their measures."""
+    known = {**MEASURES, **TEXT_MEASURES}
+    hints = {name: measure.meaning for name, measure in known.items()}
+    for name in LAYER_COLUMNS:
+        stem = next((stem for stem in (name, name.rpartition("_")[0]) if stem in known), None)
+        if stem:
+            hints[name] = known[stem].meaning
+    return hints
+
+
+def _meanings(on_text: bool) -> list[Table]:
+    measures = [*MEASURES.values(), *(TEXT_MEASURES.values() if on_text else ())]
+    rows = [
+        (one.name, one.range, one.meaning + ("" if "gauge" in one.invariant else " (not gauge-invariant)"), one.reference)
+        for one in measures
+    ]  # fmt: skip
+    tables = [Table("measures", "Measures", ("measure", "range", "meaning", "definition"), rows, words=True)]
+    if on_text:
+        endings = "Columns of measures on text end so"
+        tables.append(Table("suffixes", endings, ("ending", "meaning"), [*TEXT_SUFFIXES.items()], words=True))
+    return tables

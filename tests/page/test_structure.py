@@ -1,0 +1,197 @@
+"""A page as markup and files: whole, self-contained, small, whatever the size of the model."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+import glu_probe as gp
+from glu_probe.page.html import Table, cell
+from glu_probe.page.pictures import Picture, draw, render, save
+from glu_probe.testing import write_tiny_checkpoint
+
+from ..support import write_llama
+from .reports import deep, mixture, with_contexts
+
+VOID = {"meta", "img", "wbr", "br", "hr", "link", "input"}
+
+
+class Outline(HTMLParser):
+    """What a page holds; complains about tags that are not closed in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open, self.images, self.heads, self.ids, self.rows = [], [], [], [], {}
+        self.bodies = 0
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        if "id" in given:
+            self.ids.append(given["id"])
+        if tag == "img":
+            self.images.append(given)
+        if tag == "th":
+            self.heads.append({"th": given, "button": None})
+        if tag == "button" and self.open[-1] == "th":
+            self.heads[-1]["button"] = given
+        if tag in ("th", "td"):
+            self.rows.setdefault(self.ids[-1], []).append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, f"</{tag}> at {self.getpos()}"
+
+
+def outline(page: str) -> Outline:
+    found = Outline()
+    found.feed(page)
+    found.close()
+    assert found.open == []
+    return found
+
+
+@pytest.fixture(scope="module", params=["few", "deep", "mixture"])
+def saved(request, tmp_path_factory):
+    directory = tmp_path_factory.mktemp(request.param)
+    make = {"few": lambda path: with_contexts(gp.probe(write_llama(path))), "deep": deep, "mixture": mixture}
+    report = make[request.param](directory / "model")
+    assert report.draw(directory / "out") == []
+    return report, directory / "out"
+
+
+def test_tags_are_balanced_and_ids_unique(saved):
+    found = outline((saved[1] / "report.html").read_text(encoding="utf-8"))
+    assert len(set(found.ids)) == len(found.ids)
+
+
+def test_every_image_has_words_and_data(saved):
+    found = outline((saved[1] / "report.html").read_text(encoding="utf-8"))
+    assert len(found.images) == len(list((saved[1] / "figures").glob("*.png"))) >= 13
+    for image in found.images:
+        assert len(image["alt"]) > 10
+        kind, data = image["src"].split(",")
+        assert kind == "data:image/png;base64"
+        with Image.open(io.BytesIO(base64.b64decode(data))) as picture:
+            assert picture.size[0] / picture.size[1] == pytest.approx(
+                int(image["width"]) / int(image["height"]), rel=0.01
+            )
+            assert len(picture.convert("L").getcolors(256)) > 5  # something is drawn
+
+
+def test_every_head_of_a_table_is_a_button_that_says_how_it_is_sorted(saved):
+    found = outline((saved[1] / "report.html").read_text(encoding="utf-8"))
+    assert len(found.heads) > 20
+    for head in found.heads:
+        assert head["th"]["scope"] == "col"
+        assert head["th"]["aria-sort"] == "none"
+        assert head["button"]["type"] == "button"
+
+
+def test_tables_have_a_row_for_every_layer(saved):
+    report, directory = saved
+    page = (directory / "report.html").read_text(encoding="utf-8")
+    body = page.split('<table id="layers"')[1].split("<tbody>")[1].split("</tbody>")[0]
+    assert body.count("<tr>") == len(report.layers)
+    assert ("–</td>" in body) == report.layers["no_mlp"].any()
+
+
+def test_sizes_stay_in_bounds(saved):
+    _, directory = saved
+    assert (directory / "report.html").stat().st_size < 3e6
+    drawings = {path.stem for path in (directory / "figures").glob("*.svg")}
+    assert drawings == {path.stem for path in (directory / "figures").glob("*.png")}
+    for name in drawings:
+        path = directory / "figures" / f"{name}.svg"
+        assert path.stat().st_size < 1e6, name
+        root = ET.parse(path).getroot()
+        assert root.tag.endswith("svg")
+        assert sum(1 for _ in root.iter()) < 10_000, name
+
+
+def test_what_was_assumed_stands_before_the_pictures(saved):
+    report, directory = saved
+    page = (directory / "report.html").read_text(encoding="utf-8")
+    head = html.unescape(page[: page.index("<h2>Pictures</h2>")]).replace("\N{NO-BREAK SPACE}", " ")
+    text = report.provenance["towers"]["text"]
+    for words in (
+        text["norm"],
+        text["activation"],
+        text["activation_source"],
+        *report.provenance["methods"]["spectra"],
+    ):
+        assert words in head
+    for sentence in report.findings[:3]:
+        assert sentence in head
+
+
+def test_nothing_is_fetched(saved):
+    page = (saved[1] / "report.html").read_text(encoding="utf-8")
+    assert "default-src 'none'" in page
+    for reference in ("http://", "https://", 'src="/', "<link", "@import", "url("):
+        assert reference not in page
+
+
+def test_the_same_report_gives_the_same_files(saved, tmp_path):
+    report, directory = saved
+    report.draw(tmp_path)
+    for path in directory.rglob("*.*"):
+        assert path.read_bytes() == (tmp_path / path.relative_to(directory)).read_bytes(), path.name
+
+
+def test_million_points_are_an_image_inside_a_drawing(tmp_path):
+    rng = np.random.default_rng(0)
+    neurons = pd.DataFrame({
+        "layer": np.repeat(np.arange(80), 15_000), "abs_cos_qk": rng.random(1_200_000), "cos_kv": rng.random(1_200_000),
+    })  # fmt: skip
+    for some in (neurons, neurons.sample(19_000, random_state=0)):
+        png, svg = render(lambda ax, some=some: gp.figures.neuron_scatter(some, ax=ax), (6, 4))
+        assert png.startswith(b"\x89PNG")
+        assert len(svg) < 1e6
+        assert b"<image" in svg
+
+
+def test_a_picture_that_is_not_drawn_leaves_no_old_file(tmp_path):
+    def nothing(ax):
+        raise gp.errors.BadOption("there is nothing to draw")
+
+    first, _ = draw([Picture("one", "One", "", (3, 2), lambda ax: ax.plot([0, 1]))])
+    save(first, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"one.png", "one.svg"}
+    second, troubles = draw([Picture("one", "One", "", (3, 2), nothing)])
+    save(second, tmp_path)
+    assert (troubles, second[0].reason) == ([], "there is nothing to draw")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_frame_without_rows_is_a_table_without_rows():
+    table = Table.of("t", "", pd.DataFrame({"a": [], "b": []}))
+    assert (table.columns, list(table.rows), table.numeric) == (["a", "b"], [], [True, True])
+
+
+@pytest.mark.parametrize(("value", "text"), [
+    (np.float32(0.1), "0.1"), (1234567.0, "1.235e+06"), (7, "7"), (np.int64(7), "7"), (float("nan"), "–"), (pd.NA, "–"),
+    (None, "–"), ("", ""), (float("inf"), "inf"), (True, "True"),
+])  # fmt: skip
+def test_cells(value, text):
+    assert cell(value) == text
+
+
+def test_a_model_whose_function_is_not_known(tmp_path):
+    write_tiny_checkpoint("olmo2", tmp_path / "model", layers=3)
+    page = gp.probe(tmp_path / "model", samples=4).to_html()
+    found = outline(page)
+    assert {"heatmap", "stable_ranks", "profile_cos_kv"} <= {*found.ids}
+    assert not {"phase_diagram", "phase_diagram_neurons", "relu_ratio"} & {*found.ids}
+    assert "<b>Between bilinear and ReLU</b>: not drawn, every value of exchange_asymmetry is missing" in page
+    head = page[: page.index("<h2>Pictures</h2>")]
+    assert "cannot be told from these weights: no norm stands in front of the MLP" in head
+    assert "isotropic Gaussian input" not in head
