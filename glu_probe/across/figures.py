@@ -10,7 +10,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from ..errors import BadOption
 from ..figures import label_positions, layer_labels
@@ -458,7 +458,7 @@ def _far_apart(values: np.ndarray) -> bool:
 def _few_ticks(axis: Axis, values: np.ndarray) -> None:
     """Plain numbers along a logarithmic axis, at 1, 2 and 5 of every decade where there is room for them."""
     decades = np.log10(np.nanmax(values) / np.nanmin(values))
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2 else (1,)))
+    axis.set_major_locator(MaxNLocator(4) if decades < 0.7 else LogLocator(subs=(1, 2, 5) if decades < 2 else (1,)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 

@@ -161,7 +161,7 @@ def page(comparison: Comparison, drawn: list[Picture]) -> str:
     )  # fmt: skip
     shown = {*comparison.differences["measure"]}
     return environment.get_template("compare.html.jinja").render(
-        models=comparison.models, base=comparison.base, provenance=comparison.provenance, findings=comparison.findings,
+        models=comparison.models, base=comparison.base, provenance=comparison.provenance, findings=[sentence.replace(" %", "\N{NO-BREAK SPACE}%") for sentence in comparison.findings],
         pictures=[
             {"name": p.name, "title": p.title, "caption": p.caption, "reason": p.reason,
              "png": base64.b64encode(p.files["png"]).decode() if p.files else ""}

@@ -92,7 +92,7 @@ def test_gemma_beside_smollm2(tmp_path):
     assert result.provenance["align"] == "depth"
     assert result.differences.groupby("measure")["depth_bin"].nunique().eq(18).all()
     scale = result.differences[result.differences["measure"] == "query_norm"]
-    assert (scale["value"] > 3 * scale["base_value"]).all()
+    assert (scale["value"] > 2.5 * scale["base_value"]).all()
     assert scale["note"].eq("other activation (silu and gelu_tanh)").all()
     assert any("different activations" in note for note in result.provenance["notes"])
     assert "SmolLM2-135M-Instruct.Q4_1 stands at 58 % and gemma-3-270m-q4_k_m at 100 %" in " ".join(result.findings)
