@@ -7,18 +7,34 @@ product that two threads compute differs in its last bit from that of one.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+_entered = 0  # how often the limit was asked for and not yet let go of
+_lock = threading.Lock()
+_limits: Any = None
 
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Let numpy's linear algebra use one thread, in all threads of this process."""
+    """Let numpy's linear algebra use one thread, in all threads of this process, until the last who asked is done."""
+    global _entered, _limits
     import numpy  # noqa: F401  limits hold for what is loaded
     from threadpoolctl import threadpool_limits
 
-    with threadpool_limits(1, user_api="blas"):
+    with _lock:
+        _entered += 1
+        if _entered == 1:
+            _limits = threadpool_limits(1, user_api="blas")
+    try:
         yield
+    finally:
+        with _lock:
+            _entered -= 1
+            if not _entered:
+                _limits.restore_original_limits()
 
 
 def cores() -> int:

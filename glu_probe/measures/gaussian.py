@@ -27,6 +27,7 @@ from jaxtyping import Float
 
 from ..activations import Activation, activation
 from ..errors import BadOption
+from ..thread_limits import one_blas_thread
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -275,7 +276,8 @@ class GaussianTable:
         product = _mehler(coefficients, coefficients, rho, moments["hh"], moments["hh"])
         values = _assemble(moments, moments["gg"], product)
         values["energy"] = np.log(values["energy"] / scale**2)  # of S(a) times a key of unit rms: never 0
-        self._coefficients = {name: self._fit(grid, log_scale, angle) for name, grid in values.items()}
+        with one_blas_thread():
+            self._coefficients = {name: self._fit(grid, log_scale, angle) for name, grid in values.items()}
 
     def _fit(self, values: np.ndarray, log_scale: np.ndarray, angle: np.ndarray) -> np.ndarray:
         grid = values.reshape(len(log_scale), len(angle))
@@ -291,7 +293,8 @@ class GaussianTable:
         """
         act = self.activation
         scale, rho = np.asarray(scale, dtype=float), np.asarray(rho, dtype=float)
-        out = self._interpolate(scale, rho)
+        with one_blas_thread():
+            out = self._interpolate(scale, rho)
         if act.degree is None:
             low, high = (math.exp(end) for end in _LOG_SCALE)
             for end, beyond in ((act.small, scale < low), (act.large, scale > high)):
