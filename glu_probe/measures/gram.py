@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..layer_rows import BLOCK, Fold
-from .arithmetic import coarse, times
+from .arithmetic import coarse, rounding, times
 
 # A block of rows stays in its core's cache between the product with it and the one with its transpose; lanes of a
 # block go to different cores, and each is summed by one, so that the number of cores changes nothing.
@@ -26,7 +26,8 @@ _LANES = 8
 _STEPS, _TOLERANCE = 10, 1e-4
 _PROBES = 16
 _MANY = 8  # vectors from which on an operator is applied to them coarsely, for they are there to be averaged over
-_IN_RANGE = (1e-70, 1e70)  # squared row norms whose square roots, and their inverses, float32 holds
+# Squared row norms whose square roots, their inverses and products with vectors float32 holds: beyond float64.
+_IN_RANGE = (1e-50, 1e50)
 
 Read = Callable[[slice], Tensor]
 Matrix = Float[Tensor, "rows width"]
@@ -118,6 +119,8 @@ class GramOperator:
         inverse = torch.where(square > 0, 1 / square, 0.0)
         self._weights = torch.stack((torch.full_like(inverse, 1 / self.scale) * (square > 0), inverse)).sqrt()
         self._left_out = (square == 0).nonzero().flatten()
+        # a vector without a share along the ones direction has one again when it is rounded
+        self._coarse = (lambda block: block) if self._fold.centred else coarse
 
     def __call__(self, raw: Vectors, unit: Vectors) -> tuple[Vectors, Vectors]:
         """A^T A times the vectors: of the raw matrix divided by `scale`, and of the unit one; float64."""
@@ -132,7 +135,7 @@ class GramOperator:
             block, weights = self._block(slice(start, min(start + BLOCK, self.rows)))
             given = rows.to(block.dtype)
             if coarsely := len(rows) >= _MANY:
-                block = coarse(block)
+                block = self._coarse(block)
                 found = times(given, block.T)
             else:
                 block = block.view(_LANES, -1, self.width)
@@ -177,11 +180,13 @@ class Krylov:
     def trace_with(self, basis_image: Vectors, probes_image: Vectors) -> tuple[float, float]:
         """Trace of the product of this Gram matrix with another one, from the other's images; with its error.
 
-        The part within the basis is exact, the rest is Hutchinson's estimator on probes that have no part in it.
+        The part within the basis is exact up to the rounding of the other's images, the rest is Hutchinson's estimator on
+        probes that have no part in it.
         """
         inside = (self.basis_image * basis_image).sum().item()
         rest = (self.probes_image * probes_image).sum(0)
-        return inside + rest.mean().item(), rest.std().item() / rest.numel() ** 0.5
+        error = rest.std().item() / rest.numel() ** 0.5
+        return inside + rest.mean().item(), math.hypot(error, rounding(len(self.basis)) * inside)
 
 
 def iterated_spectra(operator: GramOperator, square: Tensor, rng: np.random.Generator, others: Vectors) -> Iterated:
