@@ -23,7 +23,8 @@ from ..errors import CannotWrite, Truncated
 from .memory import Read, chunks
 from .sniff import opened
 
-_STRIPE = 64 * 2**20  # bytes of columns that are read at once, since every row costs a read of its own
+# Bytes of columns that are held at once, since every row costs a read of its own; twice that while they are turned.
+STRIPE = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -153,11 +154,16 @@ class FileRows:
 class FileColumns:
     """Neurons that are columns of such a matrix: a stripe of them is held, turned into rows."""
 
-    def __init__(self, matrix: RawMatrix, count: int, first: int, step: int) -> None:
+    def __init__(self, matrix: RawMatrix, count: int, first: int, step: int, stripe: int | None = None) -> None:
+        """Those neurons.
+
+        Args:
+            stripe: bytes of a stripe; None for `STRIPE`.
+        """
         self._matrix, self._first, self._step = matrix, first, step
         self.count, self.width, self.dtype = count, matrix.shape[0], matrix.dtype
         per_neuron = self.width * self.dtype.itemsize * step
-        self._wide = max(1, _STRIPE // per_neuron)
+        self._wide = max(1, (STRIPE if stripe is None else stripe) // per_neuron)
         self._stripe: tuple[int, Tensor] | None = None
 
     def __call__(self, which: slice | Tensor) -> Tensor:

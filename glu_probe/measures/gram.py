@@ -75,25 +75,25 @@ def _participation(total: float, squares: float, most: int) -> float:
     return min(max(total * total / squares, 1.0), float(most)) if squares > 0 else math.nan
 
 
-def exact_spectrum(matrix: Matrix, square: Tensor) -> Spectrum:
-    """All squared singular values, float64. Cost: 2 rows width min(rows, width) flops and an eigenvalue problem.
+def exact_spectrum(gram: Float[Tensor, "size size"], square: Tensor, shape: tuple[int, int]) -> Spectrum:
+    """All squared singular values of a matrix A, float64. Cost: an eigenvalue problem.
 
     Args:
+        gram: A^T A or A A^T, the smaller, over the largest squared norm of a row.
         square: [rows], squared norms of the rows.
+        shape: of A.
     """
     scale = square.max().item() or 1.0
-    scaled = matrix.double() * scale**-0.5
-    gram = scaled.T @ scaled if matrix.shape[0] >= matrix.shape[1] else scaled @ scaled.T
     values = torch.linalg.eigvalsh(gram).flip(0).numpy()
     # what rounding leaves in the place of a zero is none
-    values = np.where(values > np.finfo(float).eps * max(matrix.shape) * values[0], values, 0.0)
+    values = np.where(values > np.finfo(float).eps * max(shape) * values[0], values, 0.0)
     total = (square / scale).sum().item()
     return Spectrum(
         scale=scale,
         top=min(float(values[0]), total),
         total=total,
-        participation=_participation(total, float(np.square(values).sum()), min(matrix.shape)),
-        most=min(matrix.shape),
+        participation=_participation(total, float(np.square(values).sum()), min(shape)),
+        most=min(shape),
         values=values,
     )
 

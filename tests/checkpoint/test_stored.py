@@ -121,7 +121,7 @@ FORMS = {
 def checkpoint(request, tmp_path, monkeypatch):
     """A checkpoint of every form, read in pieces of few values."""
     monkeypatch.setattr(memory, "_CHUNK", 100)
-    monkeypatch.setattr(raw, "_STRIPE", 700)
+    monkeypatch.setattr(raw, "STRIPE", 700)
     place, options = FORMS[request.param](tmp_path / "model")
     return gp.open_checkpoint(place, **options)
 
@@ -215,7 +215,7 @@ def assert_same_result_but_spectra(found: LayerResult, expected: LayerResult) ->
 def test_several_blocks(name, tmp_path, monkeypatch):
     """More neurons than a block has, and stripes that end inside one."""
     write_tiny_checkpoint(name, tmp_path, layers=1, d_mlp=600)
-    monkeypatch.setattr(raw, "_STRIPE", 16 * 4 * 100)
+    monkeypatch.setattr(raw, "STRIPE", 16 * 4 * 100)
     large(monkeypatch)
     checkpoint = gp.open_checkpoint(tmp_path)
     ((held, filed, whole),) = three_ways(checkpoint)
@@ -265,7 +265,7 @@ def test_columns_of_a_fused_matrix(first, step, tmp_path, monkeypatch):
     """Both halves of one matrix whose neurons are its columns, in stripes that do not divide their number."""
     matrix = torch.randn(5, 17, generator=torch.Generator().manual_seed(0))
     (tmp_path / "raw").write_bytes(b"before" + matrix.numpy().tobytes())
-    monkeypatch.setattr(raw, "_STRIPE", 5 * 4 * step * 3)
+    monkeypatch.setattr(raw, "STRIPE", 5 * 4 * step * 3)
     stored = raw.RawMatrix(tmp_path / "raw", 6, (5, 17), torch.float32)
     count = (17 - first + step - 1) // step
     found, expected = raw.FileColumns(stored, count, first, step), matrix.T[first::step]
