@@ -121,6 +121,7 @@ class GramOperator:
         self._left_out = (square == 0).nonzero().flatten()
         # a vector without a share along the ones direction has one again when it is rounded
         self._coarse = (lambda block: block) if self._fold.centred else coarse
+        self.rounding = 0.0  # relative standard error of forms v^T A^T A w that images so far may have
 
     def __call__(self, raw: Vectors, unit: Vectors) -> tuple[Vectors, Vectors]:
         """A^T A times the vectors: of the raw matrix divided by `scale`, and of the unit one; float64."""
@@ -136,6 +137,8 @@ class GramOperator:
             given = rows.to(block.dtype)
             if coarsely := len(rows) >= _MANY:
                 block = self._coarse(block)
+                if block.dtype == torch.bfloat16:
+                    self.rounding = rounding(self.width)
                 found = times(given, block.T)
             else:
                 block = block.view(_LANES, -1, self.width)
@@ -177,16 +180,19 @@ class Krylov:
     probes: Vectors
     probes_image: Vectors
 
-    def trace_with(self, basis_image: Vectors, probes_image: Vectors) -> tuple[float, float]:
+    def trace_with(self, basis_image: Vectors, probes_image: Vectors, rounding: float = 0.0) -> tuple[float, float]:
         """Trace of the product of this Gram matrix with another one, from the other's images; with its error.
 
         The part within the basis is exact up to the rounding of the other's images, the rest is Hutchinson's estimator on
         probes that have no part in it.
+
+        Args:
+            rounding: `GramOperator.rounding` of the other.
         """
         inside = (self.basis_image * basis_image).sum().item()
         rest = (self.probes_image * probes_image).sum(0)
         error = rest.std().item() / rest.numel() ** 0.5
-        return inside + rest.mean().item(), math.hypot(error, rounding(len(self.basis)) * inside)
+        return inside + rest.mean().item(), math.hypot(error, rounding * inside)
 
 
 def iterated_spectra(operator: GramOperator, square: Tensor, rng: np.random.Generator, others: Vectors) -> Iterated:
@@ -219,7 +225,7 @@ def iterated_spectra(operator: GramOperator, square: Tensor, rng: np.random.Gene
             )
         )
     raw, unit = spectra
-    return Iterated(raw, unit, krylov, images[1][:, _PROBES:])
+    return Iterated(raw, unit, krylov, images[1][:, _PROBES:], operator.rounding)
 
 
 @dataclass(frozen=True)
@@ -230,6 +236,7 @@ class Iterated:
     unit: Spectrum
     krylov: Krylov
     images: Vectors
+    rounding: float
 
 
 class _Lanczos:

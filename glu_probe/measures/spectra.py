@@ -166,7 +166,9 @@ def _iterated(layer: LayerRows, squares: dict[str, Tensor], rng: np.random.Gener
         if name == "gate":
             gate = one.krylov
         if name == "up":
-            shared = gate.trace_with(*one.images.split((gate.basis.shape[1], gate.probes.shape[1]), dim=1))
+            shared = gate.trace_with(
+                *one.images.split((gate.basis.shape[1], gate.probes.shape[1]), dim=1), one.rounding
+            )
     return found, *shared
 
 
