@@ -106,9 +106,12 @@ def running_software() -> dict[str, str]:
     """Versions, and the instruction set, that could change a bit of a weight report."""
     import torch
 
+    from .measures.arithmetic import native_bfloat16
+
     names = ("glu-probe", "torch", "numpy", "scipy", "gguf")
     versions = {name: importlib.metadata.version(name) for name in names}
-    return versions | {"instructions": torch.backends.cpu.get_cpu_capability()}
+    instructions = torch.backends.cpu.get_cpu_capability() + (", bfloat16" if native_bfloat16() else "")
+    return versions | {"instructions": instructions}
 
 
 def text_software() -> dict[str, str]:

@@ -24,7 +24,7 @@ from .measures.neuron import neuron_measures, non_finite, padded
 from .measures.nulls import null_measures
 from .measures.output import default_samples, inputs
 from .measures.products import GramMatrices, RowProducts
-from .measures.sampling import SampledLayer
+from .measures.sampling import SampledLayer, sampled
 from .measures.spectra import branch_spectra
 
 _HELD = 0.75  # of the memory, for what is read; the rest is for a block of neurons and what comes of it
@@ -103,34 +103,36 @@ def measure_layer(layer: LayerRows, *, seed: int = 0, samples: int | None = None
     samples = samples or default_samples(layer)
     pairs = 0 if whole_tensor else max(samples // 2, 2)
     x = inputs(layer, for_output, max(samples, 2 * pairs))
-    products, sampled = _first_pass(layer, SampledLayer(layer, x, outputs=samples, pairs=pairs))
+    products, found = _first_pass(layer, SampledLayer(layer, x, outputs=samples, pairs=pairs))
     flags = neuron_flags(layer, products)
     alive = ~(flags["padded"] | flags["non_finite"])
+    if found.too_coarse:
+        found = sampled(layer, x, products, alive, outputs=samples, pairs=pairs, fine=True)
     whole = alive & ~(flags["zero_gate"] | flags["zero_up"] | flags["zero_down"])
     spectra, spectra_method = branch_spectra(layer, products, alive, for_spectra, exact=exact or None)
     if whole_tensor:
         share, error, tensor_method = tensor.tensor_asymmetry(layer, exact=True, usable=alive, products=products)
     else:
-        (share, error), tensor_method = sampled.tensor_asymmetry(), tensor.random_pairs(pairs)
+        (share, error), tensor_method = found.tensor_asymmetry(), tensor.random_pairs(pairs)
     return LayerResult.of(
         layer,
         neurons=neuron_measures(layer, products),
         flags=flags,
         nulls=null_measures(layer, whole, for_nulls),
-        scalars=sampled.output_asymmetries() | spectra | {"tensor_asymmetry": share, "tensor_asymmetry_se": error},
+        scalars=found.output_asymmetries() | spectra | {"tensor_asymmetry": share, "tensor_asymmetry_se": error},
         methods={"spectra": spectra_method, "tensor_asymmetry": tensor_method},
         samples=samples,
     )
 
 
-def _first_pass(layer: LayerRows, sampled: SampledLayer) -> tuple[RowProducts, SampledLayer]:
+def _first_pass(layer: LayerRows, found: SampledLayer) -> tuple[RowProducts, SampledLayer]:
     """One read of all factors: inner products of every neuron's rows, and outputs at the inputs."""
     matrices, grams = GramMatrices(layer.d_model), []
     for block, factors in layer.blocks():
         grams.append(matrices(*factors))
         products = RowProducts.of(grams[-1])
-        sampled.add(block, factors, products, ~(padded(products) | non_finite(layer, products, block)))
-    return RowProducts.of(torch.cat(grams)), sampled
+        found.add(block, factors, products, ~(padded(products) | non_finite(layer, products, block)))
+    return RowProducts.of(torch.cat(grams)), found
 
 
 def checked(seed: int, samples: int | None) -> tuple[int, int | None]:

@@ -240,6 +240,84 @@ def test_same_bytes_whatever_the_number_of_threads(tmp_path):
     assert first == run_probe(path, 1) == run_probe(path, 2) == run_probe(path, 3)
 
 
+LARGE = """
+import hashlib, json, sys
+import torch
+torch.set_num_threads(int(sys.argv[2]))
+import glu_probe as gp
+from glu_probe.checkpoint import memory
+from glu_probe.measures import arithmetic, sampling, spectra, tensor
+sampling._SINGLE = spectra.EXACT_FLOPS = tensor._EXACT_FLOPS = 0
+memory._LEAST = 1
+if sys.argv[3] == "float32":
+    arithmetic.native_bfloat16 = lambda: False
+report = gp.probe(sys.argv[1], samples=100, memory=int(sys.argv[4]))
+assert "Lanczos" in report.provenance["methods"]["spectra"][0]
+assert "random pairs" in report.provenance["methods"]["tensor_asymmetry"][0]
+frames = (report.layers, report.neurons, report.classes)
+print(json.dumps([hashlib.sha256(frame.to_csv(index=False).encode()).hexdigest() for frame in frames]))
+"""
+
+
+def start_large(path, threads: int, precision: str, memory: int) -> subprocess.Popen:
+    limits = {"OMP_NUM_THREADS": str(threads), "MKL_DYNAMIC": "FALSE", "OMP_DYNAMIC": "FALSE"}
+    return subprocess.Popen(
+        [sys.executable, "-c", LARGE, str(path), str(threads), precision, str(memory)],
+        stdout=subprocess.PIPE, text=True, env={**os.environ, **limits, "PYTHONHASHSEED": str(threads)},
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "native"])
+def test_large_layers_give_the_same_bytes_for_any_number_of_threads_and_memory(precision, tmp_path):
+    """The sampled, single precision and iterated ways; shapes that do not divide by the number of threads."""
+    path, found = write_llama(tmp_path / "large", layers=1, d_mlp=600, d_model=5120), []
+    for threads, memory in ((1, 10**9), (2, 10**9), (3, 1000), (4, 10**9)):
+        with start_large(path, threads, precision, memory) as run:
+            found.append(json.loads(run.stdout.read()))
+    assert found[0] == found[1] == found[2] == found[3]
+
+
+PEAK = """
+import sys
+import glu_probe as gp
+from glu_probe.checkpoint import memory
+memory._LEAST = 1
+
+def peak():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) * 1024
+
+gp.probe(sys.argv[1])  # what libraries and the tables of the activation take, whatever is measured
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")
+before = peak()
+gp.probe(sys.argv[2], memory=sys.argv[3], samples=32)
+print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="asks Linux for the peak of a process")
+@pytest.mark.parametrize("way", ["exact", "iterated"])
+def test_peak_memory_stays_within_the_bound(way, tmp_path):
+    """Layers of 24 MB in a bound of 40 MB, of which half may hold a layer: as much for 2 layers as for 12."""
+    d_mlp, d_model = (7000, 575) if way == "exact" else (3200, 1250)
+    small, bound = write_llama(tmp_path / "small", layers=1), 40_000_000
+    for layers in (2, 12) if way == "iterated" else (2,):
+        tensors = {name: t.bfloat16() for name, t in llama_tensors(layers=2, d_mlp=d_mlp, d_model=d_model).items()}
+        tensors |= {
+            name.replace("layers.1.", f"layers.{layer}."): t.clone()
+            for name, t in tensors.items() for layer in range(2, layers) if "layers.1." in name
+        }  # fmt: skip
+        config = llama_config(num_hidden_layers=layers, hidden_size=d_model, intermediate_size=d_mlp)
+        large = write_checkpoint(tmp_path / str(layers), tensors, config)
+        del tensors
+        done = subprocess.run(
+            [sys.executable, "-c", PEAK, str(small), str(large), str(bound)], capture_output=True, text=True, check=True
+        )
+        assert int(done.stdout) < 1.2 * bound, (layers, int(done.stdout))
+
+
 def test_seed_changes_samples_only(llama, report):
     other = gp.probe(llama, seed=1)
     pd.testing.assert_frame_equal(report.neurons, other.neurons, check_exact=True)

@@ -15,7 +15,7 @@ from .families import gguf_norm
 from .family import Family, Norm
 from .inventory import Inventory
 from .memory import Part, Room, fresh, gather, gather_interleaved, gather_transposed
-from .raw import FileColumns, FileRows, RawMatrix, in_place_or_spooled
+from .raw import STRIPE, FileColumns, FileRows, RawMatrix, in_place_or_spooled
 from .rules import MLPRules, Options, TowerRules
 from .sites import Site
 from .slabs import Slab
@@ -112,7 +112,7 @@ class FactorReader:
         inner = Fold(gain, norm is not None and norm.kind == "layer")
         in_memory = infos[site.tensors["gate"]].file == IN_MEMORY
         held = limit is None or in_memory or site.slabs["gate"].expert is not None or site.held_bytes(infos) <= limit
-        rows = self._held(site, room) if held else self._in_files(site)
+        rows = self._held(site, room) if held else self._in_files(site, limit)
         query, key, value = (
             StoredFactor(rows[role], shape, dtype, constant, fold)
             for role, constant, fold in zip(_WEIGHTS, rules.multipliers, (inner, inner, Fold(post)), strict=True)
@@ -168,8 +168,9 @@ class FactorReader:
             return gather_interleaved(read, parts, (first.count, width), room)
         return [gather(read, part, (first.count, width), room) for part in parts]
 
-    def _in_files(self, site: Site) -> dict[str, FileRows | FileColumns]:
+    def _in_files(self, site: Site, limit: int) -> dict[str, FileRows | FileColumns]:
         """The three matrices where they are, or in temporary files; both halves of one share it."""
+        stripe = min(STRIPE, limit // (2 * sum(site.slabs[role].columns for role in _WEIGHTS) + 1))
         matrices: dict[str, RawMatrix] = {}
         rows = {}
         for role in _WEIGHTS:
@@ -179,8 +180,8 @@ class FactorReader:
                 raw = getattr(self._source, "raw", None)
                 read = partial(self._source.read, slab.name)
                 matrices[slab.name] = in_place_or_spooled(raw, read, slab.name, shape)
-            kind = FileColumns if slab.columns else FileRows
-            rows[role] = kind(matrices[slab.name], slab.count, slab.first, slab.step)
+            where = matrices[slab.name], slab.count, slab.first, slab.step
+            rows[role] = FileColumns(*where, stripe) if slab.columns else FileRows(*where)
         return rows
 
     def _bias(self, site: Site, role: str, constant: float, dtype: torch.dtype) -> Tensor | None:

@@ -38,7 +38,7 @@ def in_bytes(memory: int | str) -> int:
     Raises:
         BadOption: it is no size, or less than 100 MB.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", str(memory), re.IGNORECASE)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", str(memory), re.ASCII | re.IGNORECASE)
     size = int(float(match[1]) * _UNITS[match[2].lower()]) if match and not isinstance(memory, bool) else 0
     if size < _LEAST:
         raise BadOption(

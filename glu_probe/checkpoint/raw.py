@@ -10,6 +10,7 @@ import contextlib
 import math
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,8 @@ from ..errors import CannotWrite, Truncated
 from .memory import Read, chunks
 from .sniff import opened
 
-_STRIPE = 64 * 2**20  # bytes of columns that are read at once, since every row costs a read of its own
+# Bytes of columns that are held at once, since every row costs a read of its own; twice that while they are turned.
+STRIPE = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -97,24 +99,34 @@ def spooled(read: Read, shape: tuple[int, int], name: str) -> RawMatrix:
     Raises:
         CannotWrite: there is no room for temporary files.
     """
-    file, dtype = None, None
-    try:
-        file = tempfile.TemporaryFile(prefix="glu-probe-", buffering=0)  # noqa: SIM115 - it lives as long as the matrix
+    dtype = torch.float32
+    with contextlib.ExitStack() as unless_kept:
+        with _writing(name):
+            file = unless_kept.enter_context(tempfile.TemporaryFile(prefix="glu-probe-", buffering=0))
         for start, stop in chunks(*shape):
             piece = read(slice(start, stop)).contiguous()
             dtype = piece.dtype
             left = memoryview(piece.view(-1).view(torch.uint8).numpy())
             while left:
-                left = left[file.write(left) :]
+                with _writing(name):
+                    left = left[file.write(left) :]
+        matrix = RawMatrix(Path(tempfile.gettempdir()), 0, shape, dtype, file)
+        weakref.finalize(matrix, unless_kept.pop_all().close)
+    return matrix
+
+
+@contextlib.contextmanager
+def _writing(name: str) -> Iterator[None]:
+    """Raise what the system says to a temporary file for this tensor as an error of ours."""
+    try:
+        yield
     except OSError as error:
-        if file is not None:
-            file.close()
         raise CannotWrite(
-            f"tensor {name!r} does not fit the memory bound and cannot be kept in a temporary file: {error.strerror}",
-            where=tempfile.gettempdir(),
+            f"tensor {name!r} does not fit the memory bound and cannot be kept in a temporary file: "
+            f"{error.strerror or error}",
+            where=tempfile.tempdir or "temporary files",
             hint="Allow more memory (--memory), or set TMPDIR to where there is room",
         ) from None
-    return RawMatrix(Path(tempfile.gettempdir()), 0, shape, dtype, file)
 
 
 class FileRows:
@@ -127,9 +139,14 @@ class FileRows:
     def __call__(self, which: slice | Tensor) -> Tensor:
         """Their rows: a range of neurons, or a few by their numbers."""
         if isinstance(which, Tensor):
-            places = (self._first + index * self._step for index in which.tolist())
-            return torch.cat([self._matrix.rows(place, place + 1) for place in places])
+            out = torch.empty(len(which), self.width, dtype=self.dtype)
+            for row, index in zip(out, which.tolist(), strict=True):
+                place = self._first + index * self._step
+                row[:] = self._matrix.rows(place, place + 1)[0]
+            return out
         start, stop, _ = which.indices(self.count)
+        if start >= stop:
+            return torch.empty(0, self.width, dtype=self.dtype)
         first = self._first + start * self._step
         return self._matrix.rows(first, first + (stop - start - 1) * self._step + 1)[:: self._step]
 
@@ -137,11 +154,16 @@ class FileRows:
 class FileColumns:
     """Neurons that are columns of such a matrix: a stripe of them is held, turned into rows."""
 
-    def __init__(self, matrix: RawMatrix, count: int, first: int, step: int) -> None:
+    def __init__(self, matrix: RawMatrix, count: int, first: int, step: int, stripe: int | None = None) -> None:
+        """Those neurons.
+
+        Args:
+            stripe: bytes of a stripe; None for `STRIPE`.
+        """
         self._matrix, self._first, self._step = matrix, first, step
         self.count, self.width, self.dtype = count, matrix.shape[0], matrix.dtype
         per_neuron = self.width * self.dtype.itemsize * step
-        self._wide = max(1, _STRIPE // per_neuron)
+        self._wide = max(1, (STRIPE if stripe is None else stripe) // per_neuron)
         self._stripe: tuple[int, Tensor] | None = None
 
     def __call__(self, which: slice | Tensor) -> Tensor:
@@ -155,6 +177,8 @@ class FileColumns:
             stripe = self._turned(begin)
             parts.append(stripe[start - begin : stop - begin])
             start = min(stop, begin + len(stripe))
+        if not parts:
+            return torch.empty(0, self.width, dtype=self.dtype)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _turned(self, begin: int) -> Tensor:
@@ -166,7 +190,8 @@ class FileColumns:
     def _read(self, start: int, stop: int) -> Tensor:
         first = self._first + start * self._step
         found = self._matrix.columns(first, first + (stop - start - 1) * self._step + 1)
-        return found[:, :: self._step].T.contiguous()
+        # not by contiguous(), which leaves strides of its own to a row or column that is the only one
+        return torch.empty(stop - start, self.width, dtype=self.dtype).copy_(found[:, :: self._step].T)
 
     def _few(self, which: Tensor) -> Tensor:
         """Neighbours in one stripe are read with one pass over the rows; the pass is what costs."""

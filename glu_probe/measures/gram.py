@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..layer_rows import BLOCK, Fold
-from .arithmetic import coarse, times
+from .arithmetic import coarse, rounding, times
 
 # A block of rows stays in its core's cache between the product with it and the one with its transpose; lanes of a
 # block go to different cores, and each is summed by one, so that the number of cores changes nothing.
@@ -26,7 +26,8 @@ _LANES = 8
 _STEPS, _TOLERANCE = 10, 1e-4
 _PROBES = 16
 _MANY = 8  # vectors from which on an operator is applied to them coarsely, for they are there to be averaged over
-_IN_RANGE = (1e-70, 1e70)  # squared row norms whose square roots, and their inverses, float32 holds
+# Squared row norms whose square roots, their inverses and products with vectors float32 holds: beyond float64.
+_IN_RANGE = (1e-50, 1e50)
 
 Read = Callable[[slice], Tensor]
 Matrix = Float[Tensor, "rows width"]
@@ -81,25 +82,25 @@ def sizes_alone(square: Tensor) -> Spectrum:
     return Spectrum(scale, missing, total, missing, most=0, residual=missing, participation_error=missing)
 
 
-def exact_spectrum(matrix: Matrix, square: Tensor) -> Spectrum:
-    """All squared singular values, float64. Cost: 2 rows width min(rows, width) flops and an eigenvalue problem.
+def exact_spectrum(gram: Float[Tensor, "size size"], square: Tensor, shape: tuple[int, int]) -> Spectrum:
+    """All squared singular values of a matrix A, float64. Cost: an eigenvalue problem.
 
     Args:
+        gram: A^T A or A A^T, the smaller, over the largest squared norm of a row.
         square: [rows], squared norms of the rows.
+        shape: of A.
     """
     scale = square.max().item() or 1.0
-    scaled = matrix.double() * scale**-0.5
-    gram = scaled.T @ scaled if matrix.shape[0] >= matrix.shape[1] else scaled @ scaled.T
     values = torch.linalg.eigvalsh(gram).flip(0).numpy()
     # what rounding leaves in the place of a zero is none
-    values = np.where(values > np.finfo(float).eps * max(matrix.shape) * values[0], values, 0.0)
+    values = np.where(values > np.finfo(float).eps * max(shape) * values[0], values, 0.0)
     total = (square / scale).sum().item()
     return Spectrum(
         scale=scale,
         top=min(float(values[0]), total),
         total=total,
-        participation=_participation(total, float(np.square(values).sum()), min(matrix.shape)),
-        most=min(matrix.shape),
+        participation=_participation(total, float(np.square(values).sum()), min(shape)),
+        most=min(shape),
         values=values,
     )
 
@@ -125,6 +126,9 @@ class GramOperator:
         inverse = torch.where(square > 0, 1 / square, 0.0)
         self._weights = torch.stack((torch.full_like(inverse, 1 / self.scale) * (square > 0), inverse)).sqrt()
         self._left_out = (square == 0).nonzero().flatten()
+        # a vector without a share along the ones direction has one again when it is rounded
+        self._coarse = (lambda block: block) if self._fold.centred else coarse
+        self.rounding = 0.0  # relative standard error of forms v^T A^T A w that images so far may have
 
     def __call__(self, raw: Vectors, unit: Vectors) -> tuple[Vectors, Vectors]:
         """A^T A times the vectors: of the raw matrix divided by `scale`, and of the unit one; float64."""
@@ -139,7 +143,9 @@ class GramOperator:
             block, weights = self._block(slice(start, min(start + BLOCK, self.rows)))
             given = rows.to(block.dtype)
             if coarsely := len(rows) >= _MANY:
-                block = coarse(block)
+                block = self._coarse(block)
+                if block.dtype == torch.bfloat16:
+                    self.rounding = rounding(self.width)
                 found = times(given, block.T)
             else:
                 block = block.view(_LANES, -1, self.width)
@@ -181,14 +187,19 @@ class Krylov:
     probes: Vectors
     probes_image: Vectors
 
-    def trace_with(self, basis_image: Vectors, probes_image: Vectors) -> tuple[float, float]:
+    def trace_with(self, basis_image: Vectors, probes_image: Vectors, rounding: float = 0.0) -> tuple[float, float]:
         """Trace of the product of this Gram matrix with another one, from the other's images; with its error.
 
-        The part within the basis is exact, the rest is Hutchinson's estimator on probes that have no part in it.
+        The part within the basis is exact up to the rounding of the other's images, the rest is Hutchinson's estimator on
+        probes that have no part in it.
+
+        Args:
+            rounding: `GramOperator.rounding` of the other.
         """
         inside = (self.basis_image * basis_image).sum().item()
         rest = (self.probes_image * probes_image).sum(0)
-        return inside + rest.mean().item(), rest.std().item() / rest.numel() ** 0.5
+        error = rest.std().item() / rest.numel() ** 0.5
+        return inside + rest.mean().item(), math.hypot(error, rounding * inside)
 
 
 def iterated_spectra(operator: GramOperator, square: Tensor, rng: np.random.Generator, others: Vectors) -> Iterated:
@@ -221,7 +232,7 @@ def iterated_spectra(operator: GramOperator, square: Tensor, rng: np.random.Gene
             )
         )
     raw, unit = spectra
-    return Iterated(raw, unit, krylov, images[1][:, _PROBES:])
+    return Iterated(raw, unit, krylov, images[1][:, _PROBES:], operator.rounding)
 
 
 @dataclass(frozen=True)
@@ -232,6 +243,7 @@ class Iterated:
     unit: Spectrum
     krylov: Krylov
     images: Vectors
+    rounding: float
 
 
 class _Lanczos:

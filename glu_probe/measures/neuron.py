@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from hashlib import blake2b
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from torch import Tensor
 
-from ..layer_rows import LayerRows
+from ..layer_rows import BLOCK, LayerRows
 from .gaussian import GAUSSIAN_MEASURES, gaussian_quadrature, gaussian_table
 from .io_classes import io_class
 from .products import RowProducts, cosine
@@ -127,19 +130,25 @@ def non_finite(layer: LayerRows, products: RowProducts, which: slice = slice(Non
 def duplicated(layer: LayerRows, products: RowProducts) -> np.ndarray:
     """Neurons whose gate and up rows (and biases) another neuron of the layer has exactly: both act as one. [d_mlp] bool.
 
-    Equal rows have equal inner products: candidates are found by those, and the rows compared.
+    Equal rows have equal inner products: candidates are found by those, and a hash of the rows tells.
     """
     out = np.zeros(layer.d_mlp, dtype=bool)
     dead = padded(products) | non_finite(layer, products)
     _, inverse, counts = np.unique(products.qq, return_inverse=True, return_counts=True)
     candidates = np.flatnonzero((counts[inverse.ravel()] > 1) & ~dead)
     for members in _equal_rows(candidates, products.qq, products.kk, products.qk):
-        which = torch.from_numpy(members)
-        biases = [bias[which, None] for bias in (layer.query_bias, layer.key_bias) if bias is not None]
-        rows = torch.cat([layer.rows("query", which), layer.rows("key", which), *biases], dim=1).numpy()
-        _, which, repeats = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
-        out[members] = repeats[which.ravel()] > 1
+        hashes = [digest for part in torch.from_numpy(members).split(BLOCK) for digest in _hashes(layer, part)]
+        counts = Counter(hashes)
+        out[members] = [counts[digest] > 1 for digest in hashes]
     return out
+
+
+def _hashes(layer: LayerRows, which: Tensor) -> Iterator[bytes]:
+    """Of the gate and up rows and biases of each of these neurons; 16 bytes, so that other rows have other ones."""
+    biases = [bias[which, None] for bias in (layer.query_bias, layer.key_bias) if bias is not None]
+    rows = torch.cat([layer.rows("query", which), layer.rows("key", which), *biases], dim=1)
+    for row in rows.numpy() + 0.0:  # -0 is 0
+        yield blake2b(row, digest_size=16).digest()
 
 
 def _equal_rows(candidates: np.ndarray, *columns: Array) -> Iterator[np.ndarray]:

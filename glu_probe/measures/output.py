@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..layer_rows import LayerRows
 from .products import RowProducts
-from .sampling import SampledLayer
+from .sampling import sampled
 
 _COST = 2_000_000_000  # sample x weight products spent on a layer by default
 
@@ -46,7 +46,4 @@ def output_asymmetry(
         NaN throughout where the layer's function is not known or its output is zero.
     """
     samples = samples or default_samples(layer)
-    sampled = SampledLayer(layer, inputs(layer, rng, samples), outputs=samples)
-    for block, factors in layer.blocks():
-        sampled.add(block, factors, products.at(block), usable[block])
-    return sampled.output_asymmetries()
+    return sampled(layer, inputs(layer, rng, samples), products, usable, outputs=samples).output_asymmetries()

@@ -21,6 +21,8 @@ from .products import RowProducts
 _SINGLE = 8_000_000  # weights of one matrix beyond which float32 does: the sampling error is a thousand times larger
 _IN_RANGE = (1e-12, 1e12)  # squared norms between which products of three factors stay well within float32
 _CANCELLED = 1e-9  # of the energy that the terms would have if they were orthogonal: below, rounding is what is left
+# The same, and the tensor asymmetry, below which bfloat16 would show.
+_COARSELY_CANCELLED, _COARSELY_SYMMETRIC = 0.1, 1e-3
 OUTPUT_MEASURES = ("exchange_asymmetry_output", "scaling_asymmetry_output")
 
 Outputs = Float[Tensor, "kind sample d_model"]
@@ -36,18 +38,27 @@ class SampledLayer:
         x: [samples, d_model] float64 inputs.
         outputs: take F(x), the exchanged F and the rescaled F at the first so many inputs.
         pairs: take F(x, y) = sum_j (q_j.x)(k_j.y) v_j and F(y, x), x from the first so many inputs and y from the next.
+        fine: never in bfloat16.
     """
 
     def __init__(
-        self, layer: LayerRows, x: Float[Tensor, "sample d_model"], *, outputs: int = 0, pairs: int = 0
+        self,
+        layer: LayerRows,
+        x: Float[Tensor, "sample d_model"],
+        *,
+        outputs: int = 0,
+        pairs: int = 0,
+        fine: bool = False,
     ) -> None:
-        self._layer, self._pairs = layer, pairs
+        self._layer, self._pairs, self._narrowed = layer, pairs, (lambda part: part) if fine else coarse
         self._samples = outputs if layer.functional_note() is None else 0
         self._single = layer.d_mlp * layer.d_model > _SINGLE
-        self._x = {torch.float64: x, torch.float32: x.float()}
+        self._x = {torch.float64: x, torch.float32: self._narrowed(x.float())}
         count = 3 * self._samples + 2 * pairs
         self._sums = {dtype: torch.zeros(count, layer.d_model, dtype=dtype) for dtype in self._x}
-        self._apart = 0.0  # energy of the tensor's terms if they were orthogonal
+        # energy of the outputs and of the tensor if neurons were orthogonal
+        self._outputs_apart = self._tensor_apart = 0.0
+        self._rounded = False
         self.neurons = 0
 
     def add(self, block: slice, factors: tuple[Rows, Rows, Rows], products: RowProducts, usable: np.ndarray) -> None:
@@ -68,11 +79,12 @@ class SampledLayer:
             live = torch.from_numpy(usable)
             bias_q, bias_k = bias_q[live], bias_k[live]
             factors = tuple(rows[live] for rows in factors)
-        sizes = torch.cat((square_q, square_k, square_v))
+        sizes = torch.cat((square_q + bias_q**2, square_k + bias_k**2, square_v))
         sizes = sizes[sizes > 0]
         moderate = len(sizes) > 0 and bool((sizes > _IN_RANGE[0]).all() & (sizes < _IN_RANGE[1]).all())
         dtype = torch.float32 if moderate and self._single else torch.float64
-        query, key, value = (coarse(rows.to(dtype)) for rows in factors)
+        query, key, value = (self._narrowed(rows.to(dtype)) for rows in factors)
+        self._rounded |= value.dtype == torch.bfloat16
         x, pairs = self._x[dtype], self._pairs
         a, b = times(x, query.T), times(x, key.T)
         parts = []
@@ -80,9 +92,11 @@ class SampledLayer:
             gauge = gauge_of(square_q + bias_q**2, square_k + bias_k**2, product + bias_q * bias_k).to(dtype)
             branches = a[:count] + bias_q.to(dtype), (b[:count] + bias_k.to(dtype)) * gauge
             parts += [part / gauge for part in self._coefficients(*branches)]
+            self._outputs_apart += (parts[0].square().mean(0).double() @ square_v).item()
         if pairs:
-            parts += [a[:pairs] * b[pairs : 2 * pairs], a[pairs : 2 * pairs] * b[:pairs]]
-            self._apart += (square_q * square_k * square_v).sum().item()
+            forth, back = a[:pairs] * b[pairs : 2 * pairs], a[pairs : 2 * pairs] * b[:pairs]
+            parts += [forth, forth - back]
+            self._tensor_apart += (square_q * square_k * square_v).sum().item()
         self._sums[dtype] += times(torch.cat(parts), value)
         self.neurons += len(query)
 
@@ -94,6 +108,20 @@ class SampledLayer:
 
     def _outputs(self) -> Outputs:
         return self._sums[torch.float64] + self._sums[torch.float32]
+
+    @property
+    def too_coarse(self) -> bool:
+        """Whether bfloat16 may show in what was found: neurons cancel each other, or gate and up in the tensor."""
+        if not self._rounded:
+            return False
+        outputs, parts = self._outputs(), []
+        if self._samples:
+            parts.append((outputs[: self._samples], self._outputs_apart))
+        if self._pairs:
+            parts.append((outputs[-2 * self._pairs : -self._pairs], self._tensor_apart))
+            if not self.tensor_asymmetry()[0] > _COARSELY_SYMMETRIC:
+                return True
+        return any(part.square().sum(1).mean().item() < _COARSELY_CANCELLED * apart for part, apart in parts)
 
     def output_asymmetries(self) -> dict[str, float]:
         """`OUTPUT_MEASURES`, each with `_se`; missing where the function is not known or the output is zero."""
@@ -107,9 +135,28 @@ class SampledLayer:
 
     def tensor_asymmetry(self) -> tuple[float, float]:
         """The share and its standard error; missing where no neuron took part or they cancel each other to rounding."""
-        forth, back = self._outputs()[-2 * self._pairs :].view(2, self._pairs, -1)
-        energy = 2 * (forth.square().sum(1) + back.square().sum(1)).mean().item()
-        return _asymmetry(forth, forth - back) if energy > 4 * _CANCELLED * self._apart else (math.nan, math.nan)
+        forth, change = self._outputs()[-2 * self._pairs :].view(2, self._pairs, -1)
+        energy = 2 * (forth.square().sum(1) + (forth - change).square().sum(1)).mean().item()
+        return _asymmetry(forth, change) if energy > 4 * _CANCELLED * self._tensor_apart else (math.nan, math.nan)
+
+
+def sampled(
+    layer: LayerRows,
+    x: Float[Tensor, "sample d_model"],
+    products: RowProducts,
+    usable: np.ndarray,
+    *,
+    outputs: int = 0,
+    pairs: int = 0,
+    fine: bool = False,
+) -> SampledLayer:
+    """A pass over the usable neurons of a layer, and a finer one where that was too coarse; see `SampledLayer`."""
+    found = SampledLayer(layer, x, outputs=outputs, pairs=pairs, fine=fine)
+    for block, factors in layer.blocks():
+        found.add(block, factors, products.at(block), usable[block])
+    if found.too_coarse:
+        return sampled(layer, x, products, usable, outputs=outputs, pairs=pairs, fine=True)
+    return found
 
 
 def _asymmetry(plain: Float[Tensor, "sample d_model"], change: Float[Tensor, "sample d_model"]) -> tuple[float, float]:

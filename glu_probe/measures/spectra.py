@@ -15,13 +15,14 @@ from torch import Tensor
 
 from ..arguments import whole_number
 from ..errors import BadOption
-from ..layer_rows import ROLES, LayerRows
+from ..layer_rows import ROLES, LayerRows, Role
 from ..neurons import GatedLayer
 from .gram import GramOperator, Spectrum, exact_spectrum, iterated_spectra, sizes_alone
 from .products import RowProducts, row_products
 
 EXACT_FLOPS = 4e9  # of half a Gram matrix, d_mlp d_model^2: up to widths of about 1000
 _ITERATED = 300_000_000  # weights of a matrix beyond which it is not gone over a dozen times
+_ROWS = 1024  # of a block, as many as Gram matrices of float64 are added up from
 _TINY = 1e-290  # squared norms below have no inverse in float64
 
 Matrix = Float[Tensor, "d_mlp d_model"]
@@ -140,16 +141,32 @@ _Found = tuple[dict[str, tuple[Spectrum, Spectrum]], float, float]
 
 
 def _exact(layer: LayerRows, squares: dict[str, Tensor]) -> _Found:
-    found, units = {}, {}
+    shape, found, units = (layer.d_mlp, layer.d_model), {}, {}
     for (name, square), role in zip(squares.items(), ROLES, strict=True):
-        matrix = layer.rows(role, slice(None)).double()
-        matrix = torch.where((square > 0)[:, None], matrix, 0.0)
-        units[name] = matrix * torch.where(square > 0, 1 / square, 0.0).sqrt()[:, None]
-        found[name] = exact_spectrum(matrix, square), exact_spectrum(units[name], (square > 0).double())
-    query, key = units["gate"], units["up"]
-    if query.shape[0] < query.shape[1]:
-        return found, (query @ key.T).square().sum().item(), 0.0
-    return found, ((query.T @ query) * (key.T @ key)).sum().item(), 0.0
+        raw, unit, units[name] = _grams(layer, role, square)
+        found[name] = exact_spectrum(raw, square, shape), exact_spectrum(unit, (square > 0).double(), shape)
+    if shape[0] < shape[1]:
+        return found, (units["gate"] @ units["up"].T).square().sum().item(), 0.0
+    return found, (units["gate"] * units["up"]).sum().item(), 0.0
+
+
+def _grams(layer: LayerRows, role: Role, square: Tensor) -> tuple[Matrix, Matrix, Matrix]:
+    """The smaller Gram matrix of a factor, of it as it is over its largest squared row norm and with unit rows, float64.
+
+    Also what overlaps are made of: the second, or the unit rows where there are fewer rows than columns.
+    """
+    scale = square.max().item() or 1.0
+    weights = torch.stack(((square > 0).double() / scale, torch.where(square > 0, 1 / square, 0.0))).sqrt()
+    wide, step = layer.d_mlp < layer.d_model, layer.d_mlp if layer.d_mlp < layer.d_model else _ROWS
+    grams = torch.zeros(2, *(min(layer.d_mlp, layer.d_model),) * 2, dtype=torch.float64)
+    for start in range(0, layer.d_mlp, step):
+        rows = slice(start, min(start + step, layer.d_mlp))
+        taken = (square[rows] > 0)[:, None]
+        block = torch.where(taken, layer.rows(role, rows).double(), 0.0)
+        for gram, weight in zip(grams, weights[:, rows], strict=True):
+            scaled = block * weight[:, None]
+            gram.addmm_(*((scaled, scaled.T) if wide else (scaled.T, scaled)))
+    return grams[0], grams[1], scaled if wide else grams[1]
 
 
 def _iterated(layer: LayerRows, squares: dict[str, Tensor], rng: np.random.Generator) -> _Found:
@@ -165,7 +182,9 @@ def _iterated(layer: LayerRows, squares: dict[str, Tensor], rng: np.random.Gener
         if name == "gate":
             gate = one.krylov
         if name == "up":
-            shared = gate.trace_with(*one.images.split((gate.basis.shape[1], gate.probes.shape[1]), dim=1))
+            shared = gate.trace_with(
+                *one.images.split((gate.basis.shape[1], gate.probes.shape[1]), dim=1), one.rounding
+            )
     return found, *shared
 
 

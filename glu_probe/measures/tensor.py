@@ -18,7 +18,7 @@ from torch import Tensor
 from ..arguments import whole_number
 from ..layer_rows import ROLES, LayerRows
 from .products import RowProducts, row_products
-from .sampling import SampledLayer
+from .sampling import sampled
 
 _EXACT_FLOPS = 2e10
 _COST = 2_000_000_000  # samples x weights of one matrix spent by default
@@ -114,12 +114,9 @@ def tensor_asymmetry(
     samples = samples or int(np.clip(_COST // (layer.d_mlp * layer.d_model), 64, 1024))
     products = row_products(layer) if products is None else products
     x = torch.from_numpy(np.random.default_rng(seed).standard_normal((2 * samples, layer.d_model)))
-    sampled = SampledLayer(layer, x, pairs=samples)
     usable = np.ones(layer.d_mlp, dtype=bool) if usable is None else usable
     usable = usable & np.isfinite(products.qq + products.kk + products.vv)
-    for block, factors in layer.blocks():
-        sampled.add(block, factors, products.at(block), usable[block])
-    return (*sampled.tensor_asymmetry(), random_pairs(samples))
+    return (*sampled(layer, x, products, usable, pairs=samples).tensor_asymmetry(), random_pairs(samples))
 
 
 def random_pairs(count: int) -> str:

@@ -8,7 +8,7 @@ import torch
 
 import glu_probe as gp
 from glu_probe.measures.io_classes import IO_CLASSES, io_class
-from glu_probe.measures.neuron import flags, neuron_measures
+from glu_probe.measures.neuron import duplicated, flags, neuron_measures
 from glu_probe.measures.products import row_products
 
 from ..support import random_layer
@@ -183,3 +183,46 @@ def test_gradients_do_not_get_in_the_way():
     assert gp.measure_layer(learning, samples=4).scalars == expected
     learning.exchange().forward(torch.ones(16, dtype=torch.float64)).sum().backward()
     assert learning.query.grad is not None
+
+
+@pytest.mark.parametrize("biases", [False, True])
+def test_planted_duplicates_are_found_among_neurons_of_equal_norms(biases):
+    """In every block and at the ends of blocks; rows that only have the same numbers in another order are others."""
+    layer = random_layer(d_mlp=521, biases=biases)
+    query, key = layer.query.float(), layer.key.float()
+    pairs = ((0, 520), (255, 256), (3, 300), (511, 512))
+    for first, second in pairs:
+        query[second], key[second] = query[first], key[first]
+        for bias in (layer.query_bias, layer.key_bias) if biases else ():
+            bias[second] = bias[first]
+    query[70], key[70] = query[60].flip(0), key[60].flip(0)  # the same q.q, k.k and q.k up to the order of their sums
+    query[80], key[80] = -query[61], -key[61]  # exactly the same
+    query[90], key[90] = 0.0 * query[90], key[62]
+    query[91], key[91] = -0.0 * query[90], key[62]
+    changed = {
+        name: None if getattr(layer, name) is None else getattr(layer, name).float()
+        for name in ("query_bias", "key_bias")
+    }
+    for bias in filter(lambda part: part is not None, changed.values()):
+        bias[91] = bias[90]
+    layer = gp.GatedLayer(query, key, layer.value.float(), "silu", **changed)
+    found = duplicated(layer, row_products(layer))
+    assert np.flatnonzero(found).tolist() == sorted({90, 91, *(neuron for pair in pairs for neuron in pair)})
+
+
+def test_a_layer_of_equal_neurons_takes_little_memory_to_see():
+    import tracemalloc
+
+    row = torch.randn(1, 400, generator=torch.Generator().manual_seed(0))
+    same = row.repeat(3000, 1)
+    layer = gp.GatedLayer(same, same, same, "silu")
+    products = row_products(layer)
+    asked, rows = [], layer.rows
+    object.__setattr__(layer, "rows", lambda role, which: (asked.append(len(which)), rows(role, which))[1])
+    tracemalloc.start()
+    found = duplicated(layer, products)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.all()
+    assert max(asked) <= 256
+    assert peak < same.nbytes / 2

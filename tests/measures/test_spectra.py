@@ -10,6 +10,8 @@ import torch
 
 import glu_probe as gp
 from glu_probe.errors import BadOption
+from glu_probe.layer_rows import Fold
+from glu_probe.measures import arithmetic
 from glu_probe.measures.gram import GramOperator
 from glu_probe.measures.products import row_products
 from glu_probe.measures.spectra import branch_spectra, effective_rank
@@ -109,7 +111,7 @@ def test_iteration_approaches_the_exact_norm_from_below():
     exact, found = measured(layer), measured(layer, exact=False)
     for column, value in exact.items():
         if "spectral_norm" in column:
-            assert value * (1 - 2e-2) <= found[column] <= value * (1 + 1e-9), column
+            assert value * (1 - 4e-2) <= found[column] <= value * (1 + 1e-9), column
         if "effective_rank" in column:
             assert math.isnan(found[column])
             assert value > 1
@@ -145,6 +147,76 @@ def test_gram_operator_is_its_definition(rows):
     normed = matrix / square.sqrt()[:, None]
     torch.testing.assert_close(found_raw * operator.scale, matrix.T @ (matrix @ raw))
     torch.testing.assert_close(found_unit, normed.T @ (normed @ unit[:, :2]))
+
+
+def folded(centred: bool, rows: int, offset: float = 0.0) -> tuple[torch.Tensor, Fold, torch.Tensor]:
+    """A stored matrix, what is done to it, and the factor that comes of it."""
+    generator = torch.Generator().manual_seed(rows)
+    stored = torch.randn(rows, 20, generator=generator, dtype=torch.float64) + offset
+    gain = torch.randn(20, generator=generator).exp()
+    factor = stored * gain
+    return stored, Fold(gain, centred), factor - factor.mean(1, keepdim=True) if centred else factor
+
+
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("count", [1, 3, 12])
+@pytest.mark.parametrize("coarse", [False, True])
+def test_gram_operator_of_a_folded_matrix(centred, count, coarse, monkeypatch):
+    """Few vectors and many, against the matrix itself; rounded to bfloat16 only where there are many."""
+    monkeypatch.setattr(arithmetic, "native_bfloat16", lambda: coarse)
+    stored, fold, factor = folded(centred, 700)
+    square = factor.square().sum(1)
+    square[5:9], stored[5:9], factor[5:9] = 0, torch.nan, 0
+    operator = GramOperator(stored.float().__getitem__, 20, square, fold)
+    raw, unit = torch.randn(2, 20, count, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    normed = factor * torch.where(square > 0, square.rsqrt(), 0.0)[:, None]
+    tolerance = 1e-2 if coarse and not centred and 2 * count >= 8 else 1e-5
+    for found, matrix, vectors in zip(
+        operator(raw, unit), (factor / operator.scale**0.5, normed), (raw, unit), strict=True
+    ):
+        expected = matrix.T @ (matrix @ vectors)
+        assert (found - expected).norm() < tolerance * expected.norm()
+
+
+def test_centred_rows_that_are_nearly_constant(monkeypatch):
+    """What a LayerNorm takes away is a thousand times what is left: a vector's rounding must not bring it back."""
+    monkeypatch.setattr(arithmetic, "native_bfloat16", lambda: True)
+    stored, _, _ = folded(True, 600, offset=1000.0)
+    factor = stored - stored.mean(1, keepdim=True)
+    square = factor.square().sum(1)
+    operator = GramOperator(stored.float().__getitem__, 20, square, Fold(None, True))
+    vectors = torch.randn(20, 10, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found, _ = operator(vectors, vectors[:, :0])
+    expected = factor.T @ (factor @ vectors)
+    assert (found * operator.scale - expected).norm() < 2e-3 * expected.norm()
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+@pytest.mark.parametrize("shared", [0.0, 3.0, 30.0])
+def test_stated_errors_are_honest(coarse, shared, monkeypatch):
+    """Over many seeds, of layers whose branches share a direction more and more: unbiased, and off by what is stated."""
+    monkeypatch.setattr(arithmetic, "native_bfloat16", lambda: coarse)
+    layer = decaying(d_mlp=300, d_model=100)
+    generator = torch.Generator().manual_seed(3)
+    direction = torch.nn.functional.normalize(torch.randn(1, 100, generator=generator, dtype=torch.float64))
+    query, key = (
+        part + shared * part.norm(dim=1).mean() * torch.randn(300, 1, generator=generator).double() @ direction
+        for part in (layer.query, layer.key)
+    )
+    layer = gp.GatedLayer(query.float(), key.float(), layer.value.float(), "silu")
+    exact = measured(layer)
+    runs = [measured(layer, exact=False, seed=seed) for seed in range(80)]
+    for column in ("branch_overlap", "down_participation_ratio"):
+        off = np.array([run[column] - exact[column] for run in runs])
+        if column == "branch_overlap":
+            stated = np.mean([run["branch_overlap_se"] for run in runs])
+        else:
+            stated = exact[column] * np.mean([run["spectral_sampling_error"] for run in runs])
+        if shared < 30:  # there it is cut at 1
+            assert abs(off.mean()) < 4 * off.std() / math.sqrt(len(runs)) + stated**2 / exact[column], column
+        # at 30 what is uncertain, some 1e-6, is as much in the norms that the overlap is divided by
+        assert off.std() < (1.3 if shared < 30 else 2) * stated, column
+        assert off.std() > 0.2 * stated, column
 
 
 def test_unusable_rows_are_left_out():

@@ -17,6 +17,7 @@ from torch import Tensor
 from ...errors import GluProbeError
 from ..packed import is_of_activations
 from ..places import in_attention
+from ..raw import RawMatrix
 from ..source import StoredSource, TensorInfo, TensorSource
 from .bitnet import bitnet
 from .bnb import bnb_4bit, bnb_int8
@@ -104,6 +105,11 @@ class Dequantised:
         if start >= stop:  # which not every library unpacks
             return torch.empty(0, *packed.shape[1:])
         return packed.rows(start, stop)
+
+    def raw(self, name: str) -> RawMatrix | None:
+        """Where in a local file a matrix lies that is not packed."""
+        find = getattr(self._source, "raw", None)
+        return None if find is None or name in self._packed else find(name)
 
     def provenance(self) -> dict[str, Any]:
         """The files."""
