@@ -83,8 +83,9 @@ def test_a_tensor_that_cancels_has_no_asymmetry():
 
 
 def test_sampled_tensor_asymmetry_in_single_precision(monkeypatch):
-    from glu_probe.measures import sampling
+    from glu_probe.measures import arithmetic, sampling
 
+    monkeypatch.setattr(arithmetic, "native_bfloat16", lambda: False)  # for which there is test_sampling
     layer = random_layer(d_mlp=700)
     expected = measures.tensor_asymmetry(layer, exact=False, samples=50)
     monkeypatch.setattr(sampling, "_SINGLE", 0)
