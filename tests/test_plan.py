@@ -27,6 +27,11 @@ from .support import llama_config, llama_tensors, random_layer, write_checkpoint
 NOT_PRODUCTS = ("Gaussian measures", "eigenvalues")
 
 
+def _product(_total, left, right, out_shape=None, **_others) -> int:
+    """Operations of so many matrices [rows, inner] with as many [inner, columns]."""
+    return 2 * left[0] * left[1] * left[2] * right[2]
+
+
 # -- bytes ---------------------------------------------------------------------------------------
 
 
@@ -63,9 +68,7 @@ def planned(checkpoint, monkeypatch, limit: int):
     return plan(checkpoint, memory=limit, gflops=1)
 
 
-@pytest.mark.parametrize(
-    "family", ["llama", "phi3", "mixtral", "gpt_oss", "llama4_text", "deepseek_v3", "dbrx", "stablelm", "jais"]
-)
+@pytest.mark.parametrize("family", ["llama", "phi3", "mixtral", "deepseek_v3", "dbrx", "stablelm", "jais"])
 def test_bytes_of_mlps_in_memory_are_those_that_are_read(family, tmp_path, counted):
     write_tiny_checkpoint(family, tmp_path / family)
     checkpoint = gp.open_checkpoint(tmp_path / family)
@@ -89,10 +92,16 @@ def no_shortcuts(monkeypatch):
     monkeypatch.setattr(tensor, "_EXACT_FLOPS", 0)
 
 
+@pytest.fixture
+def all_steps(monkeypatch):
+    """No iteration ends before its last step."""
+    monkeypatch.setattr(gram, "_TOLERANCE", -1.0)
+
+
 @pytest.mark.parametrize("family", ["llama", "phi3", "stablelm", "glm", "molmo2_text"])
-@pytest.mark.parametrize("stripe", [raw._STRIPE, 4096])
+@pytest.mark.parametrize("stripe", [raw._STRIPE, 3 * 2**14])
 def test_bytes_of_mlps_in_their_files_are_those_that_are_read(
-    family, stripe, tmp_path, counted, monkeypatch, no_shortcuts
+    family, stripe, tmp_path, counted, monkeypatch, no_shortcuts, all_steps
 ):
     write_tiny_checkpoint(family, tmp_path / family, d_model=48, d_mlp=600)
     monkeypatch.setattr(raw, "_STRIPE", stripe)
@@ -102,7 +111,7 @@ def test_bytes_of_mlps_in_their_files_are_those_that_are_read(
     measured(checkpoint, 1000)
     assert not any(kind.held for kind in found.kinds)
     assert counted["read"] > 5 * found.reading.once
-    # random matrices of this size take all steps of the iteration, and their pairs lie in all stripes
+    # of three stripes of columns, in all of which some of the mismatched pairs lie
     assert found.reading.read == counted["read"]
 
 
@@ -124,7 +133,7 @@ def test_an_iteration_that_ends_early_reads_less(tmp_path, counted, monkeypatch,
 
 def test_exact_spectra_and_tensor_of_an_mlp_in_its_file(tmp_path, counted, monkeypatch):
     write_llama(tmp_path / "m", d_model=48, d_mlp=600, layers=2)
-    monkeypatch.setattr(raw, "_STRIPE", 4096)
+    monkeypatch.setattr(raw, "_STRIPE", 3 * 2**14)
     checkpoint = gp.open_checkpoint(tmp_path / "m")
     found = planned(checkpoint, monkeypatch, 1000)
     assert found.kinds[0].shape.exact_spectra
@@ -148,7 +157,8 @@ def fp8_checkpoint(directory, d_model: int = 256, d_mlp: int = 384, layers: int 
     return write_checkpoint(directory, tensors, config)
 
 
-def test_packed_weights_that_do_not_fit_go_to_temporary_files(tmp_path, counted, monkeypatch, no_shortcuts):
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the files are closed as they vanish
+def test_packed_weights_that_do_not_fit_go_to_temporary_files(tmp_path, counted, monkeypatch, no_shortcuts, all_steps):
     checkpoint = gp.open_checkpoint(fp8_checkpoint(tmp_path / "fp8"))
     found = planned(checkpoint, monkeypatch, 1000)
     counted.clear()
@@ -165,28 +175,19 @@ def test_packed_weights_that_do_not_fit_go_to_temporary_files(tmp_path, counted,
 @pytest.mark.parametrize(("exact_spectra", "exact_tensor", "activation"), [
     (True, True, "silu"), (False, True, "silu"), (False, False, "silu"), (False, False, None), (True, False, "relu"),
 ])  # fmt: skip
-def test_products_are_those_that_are_counted(exact_spectra, exact_tensor, activation, monkeypatch):
+def test_products_are_those_that_are_counted(exact_spectra, exact_tensor, activation, monkeypatch, all_steps):
     monkeypatch.setattr(spectra, "EXACT_FLOPS", 1e30 if exact_spectra else 0)
     monkeypatch.setattr(tensor, "_EXACT_FLOPS", 1e30 if exact_tensor else 0)
     drawn = random_layer(d_mlp=1024, d_model=192)
     act = None if activation is None else gp.activation(activation)
     layer = gp.GatedLayer(drawn.query, drawn.key, drawn.value, act)
-    with FlopCounterMode(display=False) as counter:
+    in_place = {torch.ops.aten.baddbmm_: _product}  # which the counter does not know
+    with FlopCounterMode(display=False, custom_mapping=in_place) as counter:
         measure_layer(layer, samples=40)
     shape = Shape(1024, 192, activation is not None, activation == "relu")
     products = {name: value for name, value in shape.flops(samples=40).items() if name not in NOT_PRODUCTS}
     # what remains are products with a basis of ten vectors
     assert sum(products.values()) == pytest.approx(counter.get_total_flops(), rel=0.01)
-
-
-def test_lanczos_takes_all_its_steps_on_random_matrices(monkeypatch):
-    """What the plan's most means: a random matrix of usual size takes it."""
-    taken = []
-    step = gram._Lanczos.step
-    monkeypatch.setattr(gram._Lanczos, "step", lambda self, product: (taken.append(self), step(self, product))[1])
-    monkeypatch.setattr(spectra, "EXACT_FLOPS", 0)
-    measure_layer(random_layer(d_mlp=1024, d_model=192), samples=4)
-    assert set(Counter(map(id, taken)).values()) == {gram._STEPS}
 
 
 def test_the_gaussian_tables_are_as_large_as_is_said():
@@ -222,9 +223,11 @@ def test_time_is_the_longer_of_reading_and_computing(llama):
     assert slow_disk.seconds == slow_disk.reading_seconds == slow_disk.reading.read / 1000
     slow_processor = plan(checkpoint, bandwidth="1TB/s", gflops=1e-6)
     flops = sum(slow_processor.flops.values())
-    assert slow_processor.seconds == slow_processor.computing_seconds == flops / 1000
-    assert plan(checkpoint, workers=4, gflops=1e-6).computing_seconds == flops / 4000
-    assert plan(checkpoint, workers=40, gflops=1e-6).computing_seconds == flops / 12_000  # there are 12 MLPs
+    assert slow_processor.seconds == slow_processor.computing_seconds == pytest.approx(flops / 1000)
+    assert plan(checkpoint, workers=4, gflops=1e-6).computing_seconds == pytest.approx(flops / 4000)
+    assert plan(checkpoint, workers=40, gflops=1e-6).computing_seconds == pytest.approx(
+        flops / 12_000
+    )  # there are 12 MLPs
 
 
 @pytest.mark.parametrize(
@@ -249,8 +252,14 @@ def test_what_cannot_be_planned_with_is_refused(llama, given, words):
         plan(gp.open_checkpoint(llama), **({"gflops": 1} | given))
 
 
+def called(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    assert not stop.value.code
+
+
 def test_json_is_the_plan(llama, capsys):
-    cli.main(["inspect", str(llama), "--plan", "--gflops", "50", "--bandwidth", "1MB/s", "--workers", "2", "--json"])
+    called(["inspect", str(llama), "--plan", "--gflops", "50", "--bandwidth", "1MB/s", "--workers", "2", "--json"])
     facts = json.loads(capsys.readouterr().out)
     found = plan(gp.open_checkpoint(llama), gflops=50, bandwidth=1e6, workers=2)
     assert facts["plan"] == json.loads(json.dumps(found.facts()))
@@ -259,7 +268,7 @@ def test_json_is_the_plan(llama, capsys):
 
 
 def test_plan_as_text(llama, capsys):
-    cli.main(["inspect", str(llama), "--plan", "--bandwidth", "1MB/s"])
+    called(["inspect", str(llama), "--plan", "--bandwidth", "1MB/s"])
     out = capsys.readouterr().out
     assert "12 x dense, d_model 16, d_mlp 24, F32, 4.61 kB in memory: held in memory, read once" in out
     assert "tensors     56.1 kB of MLPs and their norms" in out
