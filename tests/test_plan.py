@@ -19,7 +19,8 @@ from glu_probe.costs import Shape
 from glu_probe.errors import BadOption
 from glu_probe.measures import gram, spectra, tensor
 from glu_probe.measuring import Settings, measure_layer, measure_site
-from glu_probe.plan import in_bytes_per_second, plan, plan_text
+from glu_probe.plan import in_bytes_per_second, plan
+from glu_probe.plan_text import plan_text
 from glu_probe.testing import write_tiny_checkpoint
 
 from .support import llama_config, llama_tensors, random_layer, write_checkpoint, write_llama

@@ -52,7 +52,7 @@ def inspect(
     planned = None
     if plan:
         from ..plan import plan as planning
-        from ..plan import plan_text
+        from ..plan_text import plan_text
 
         planned = planning(checkpoint, **given)
     if as_json:
