@@ -51,12 +51,9 @@ def _bytes(size: float) -> str:
     """
     power = max(0, min(5, int(math.log10(max(size, 1)) + 1e-9) // 3))
     value = size / 1000**power
-    digits = 0 if value >= 100 else 1 if value >= 10 else 2
-    return (
-        f"{value:.{digits}f}".rstrip("0").rstrip(".") * (digits > 0)
-        + f"{value:.0f}" * (digits == 0)
-        + f" {' kMGTP'[power].strip()}B"
-    )
+    text = f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
+    shorter = text.rstrip("0").rstrip(".") if "." in text else text
+    return f"{shorter} {' kMGTP'[power].strip()}B"
 
 
 def _time(seconds: float) -> str:

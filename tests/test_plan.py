@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import glu_probe as gp
 from glu_probe import calibration, cli
 from glu_probe.checkpoint import memory, raw
-from glu_probe.costs import Shape
+from glu_probe.costs import Reading, Shape
 from glu_probe.errors import BadOption
 from glu_probe.measures import gram, spectra, tensor
 from glu_probe.measuring import Settings, measure_layer, measure_site
@@ -282,6 +283,47 @@ def test_options_of_a_plan_without_one_are_refused(llama, capsys):
         cli.main(["inspect", str(llama), "--workers", "2"])
     assert stop.value.code == 2
     assert "--workers without --plan" in capsys.readouterr().err
+
+
+# -- models that are too large to be here ----------------------------------------------------------
+
+_HEADER_ONLY = Path(__file__).parents[1] / "analyses" / "bench" / "header_only.py"
+
+
+def written(name: str, directory: Path):
+    """A checkpoint of headers and holes, opened; it must not take room on the disk."""
+    done = subprocess.run(
+        [sys.executable, str(_HEADER_ONLY), name, str(directory)], capture_output=True, text=True, check=True
+    )
+    assert "GB as listed" in done.stdout
+    files = list(directory.iterdir())
+    assert sum(file.stat().st_size for file in files) > 6e11
+    assert sum(file.stat().st_blocks * 512 for file in files) < 1e8
+    return gp.open_checkpoint(directory)
+
+
+def test_a_dense_model_of_405_billion_parameters(tmp_path, counted):
+    checkpoint = written("llama-405b", tmp_path / "m")
+    once = 126 * (3 * 16384 * 53248 + 16384) * 2
+    held, small = plan(checkpoint, memory="11GB", gflops=1), plan(checkpoint, gflops=1)
+    assert held.reading == Reading(once, once)
+    assert small.reading.once == once
+    assert small.reading.read > 2 * once
+    assert small.memory < 1e9 < held.memory
+    assert not counted
+
+
+@pytest.mark.slow
+def test_an_fp8_model_of_671_billion_parameters(tmp_path):
+    checkpoint = written("deepseek-671b", tmp_path / "m")
+    found = plan(checkpoint, memory="4GB", gflops=1)
+
+    def mlp(d_mlp: int) -> int:
+        return 3 * (7168 * d_mlp + 4 * (7168 // 128) * (d_mlp // 128)) + 7168 * 2
+
+    once = 3 * mlp(18432) + 58 * 257 * mlp(2048)
+    assert found.reading == Reading(once, once)
+    assert [(kind.group, kind.count) for kind in found.kinds] == [("dense", 3), ("routed", 58 * 256), ("shared", 58)]
 
 
 # -- memory --------------------------------------------------------------------------------------

@@ -68,12 +68,12 @@ def write_checkpoint(
     if vocabulary:
         heads, groups = d_model // 64, max(1, d_model // 256)
         part |= {
-            "input_layernorm.weight": ones, "self_attn.q_proj.weight": draw(d_model, d_model),
+            "input_layernorm.weight": ones.clone(), "self_attn.q_proj.weight": draw(d_model, d_model),
             "self_attn.k_proj.weight": draw(64 * groups, d_model),
             "self_attn.v_proj.weight": draw(64 * groups, d_model), "self_attn.o_proj.weight": draw(d_model, d_model),
         }  # fmt: skip
         ends = {
-            "model.embed_tokens.weight": draw(vocabulary, d_model), "model.norm.weight": ones,
+            "model.embed_tokens.weight": draw(vocabulary, d_model), "model.norm.weight": ones.clone(),
             "lm_head.weight": draw(vocabulary, d_model),
         }  # fmt: skip
         config |= {
@@ -91,7 +91,9 @@ def write_checkpoint(
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         save_file(tensors, directory / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, file)
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (directory / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {"total_size": needed}, "weight_map": weight_map})
+    )
     (directory / "config.json").write_text(json.dumps(config))
     return directory
 
@@ -137,10 +139,11 @@ def peak() -> float:
 
 @dataclass(frozen=True)
 class Run:
-    """Wall time in seconds, and peak memory in MB: beyond what was there before, or of the whole process."""
+    """Wall time in seconds, peak memory in MB (beyond what was there before, or of the whole process), and what was found."""
 
     seconds: float
     memory: float
+    found: str = ""
 
 
 def _timed(prepare: Callable[[], None], work: Callable[..., object], arguments: dict[str, Any]) -> Run:
@@ -163,7 +166,7 @@ with open("/proc/self/status") as _status:
 
 
 def whole_process(program: str, *arguments: object) -> Run:
-    """Run a program text in an interpreter of its own: start, imports and all."""
+    """Run a program text in an interpreter of its own: start, imports and all. What it prints is what it found."""
     started = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program + _REPORT_PEAK, *map(str, arguments)],
@@ -172,14 +175,14 @@ def whole_process(program: str, *arguments: object) -> Run:
     seconds = time.perf_counter() - started
     if done.returncode:
         sys.exit(f"the process failed:\n{done.stderr[-4000:]}")
-    kilobytes = int(done.stdout.rpartition("VmHWM ")[2])
-    return Run(seconds, kilobytes * 1024 / 1e6)
+    found, _, kilobytes = done.stdout.rpartition("VmHWM ")
+    return Run(seconds, int(kilobytes) * 1024 / 1e6, found.strip())
 
 
 def fastest(runs: Iterable[Run]) -> Run:
     """The shortest time, and the largest memory."""
     runs = list(runs)
-    return Run(min(run.seconds for run in runs), max(run.memory for run in runs))
+    return Run(min(run.seconds for run in runs), max(run.memory for run in runs), runs[0].found)
 
 
 def import_report() -> None:

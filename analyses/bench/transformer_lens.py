@@ -4,7 +4,8 @@ Whole processes, from the interpreter's start to its end, and their peak memory.
 documentation has it: `TransformerBridge.boot_transformers` of a directory (float32, its default), then the weights of all
 layers stacked by `W_gate`, `W_in` and `W_out`, then cos(q, k), cos(k, v) and cos(q, v). The ratio is fair in that both
 read the same files from the page cache, and in that loading is what that route cannot do without; the report computes
-every default measure, those cosines among them. The third line computes them, and no more, from glu-probe's layers.
+every default measure, those cosines among them. The third line computes them, and no more, from glu-probe's layers. The last
+column is the mean of |cos(q, k)| that each found, without the norm's gain, as TransformerLens gives the weights.
 
     python analyses/bench/transformer_lens.py              # SmolLM2-135M, unpacked to float32, and a model of the 1B shape
     python analyses/bench/transformer_lens.py --only smollm2
@@ -29,15 +30,15 @@ with torch.no_grad():
     q, k, v = bridge.W_gate.transpose(1, 2), bridge.W_in.transpose(1, 2), bridge.W_out
     cosine = torch.nn.functional.cosine_similarity
     found = cosine(q, k, dim=-1), cosine(k, v, dim=-1), cosine(q, v, dim=-1)
-print([float(one.abs().mean()) for one in found])
+print(f"{found[0].abs().mean():.4f}")
 """
 
 WITH_A_REPORT = """
 import sys
 import glu_probe as gp
 
-report = gp.probe(sys.argv[1])
-print(report.layers[["abs_cos_qk_mean", "cos_kv_mean", "abs_cos_qv_mean"]].mean().tolist())
+report = gp.probe(sys.argv[1], fold_norm=False)
+print(f"{report.neurons['abs_cos_qk'].mean():.4f}")
 """
 
 WITH_LAYERS = """
@@ -45,11 +46,11 @@ import sys
 import torch
 import glu_probe as gp
 
-cosine = torch.nn.functional.cosine_similarity
+cosine, every = torch.nn.functional.cosine_similarity, []
 for layer in gp.open_checkpoint(sys.argv[1], fold_norm=False).layers():
     q, k, v = layer.query, layer.key, layer.value
-    found = cosine(q, k, dim=-1), cosine(k, v, dim=-1), cosine(q, v, dim=-1)
-print([float(one.abs().mean()) for one in found])
+    every.append((cosine(q, k, dim=-1), cosine(k, v, dim=-1), cosine(q, v, dim=-1)))
+print(f"{torch.cat([found[0] for found in every]).abs().mean():.4f}")
 """
 
 
@@ -60,13 +61,15 @@ def unpack_smollm2(directory: Path) -> Path:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     from glu_probe.sample_models import SMOLLM2, fetch
+    from glu_probe.text.loading import quiet
 
     file = fetch(SMOLLM2)
-    model = AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
-    )
-    model.save_pretrained(directory)
-    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(directory)
+    with quiet():
+        model = AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+        )
+        model.save_pretrained(directory)
+        AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(directory)
     return directory
 
 
@@ -99,10 +102,10 @@ def compare(name: str, model: Path, rounds: int, dtype: str) -> None:
     theirs = best["TransformerLens, three cosines"]
     print(f"{name}; fastest of {rounds}, whole processes")
     rows = [
-        (route, f"{run.seconds:.1f}", f"{run.memory:,.0f}", f"{theirs.seconds / run.seconds:.1f}", f"{theirs.memory / run.memory:.1f}")
+        (route, f"{run.seconds:.1f}", f"{run.memory:,.0f}", f"{theirs.seconds / run.seconds:.1f}", f"{theirs.memory / run.memory:.1f}", run.found)
         for route, run in best.items()
     ]  # fmt: skip
-    print(table(("", "seconds", "peak MB", "times faster", "times less memory"), rows))
+    print(table(("", "seconds", "peak MB", "times faster", "times less memory", "mean abs cos qk"), rows))
 
 
 def main() -> None:
