@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import os
@@ -12,6 +13,7 @@ import pytest
 
 import glu_probe as gp
 from glu_probe import cli
+from glu_probe.cli.options import Opening
 
 from .support import llama_config, llama_tensors, write_checkpoint, write_llama
 from .text import tiny_models
@@ -64,7 +66,7 @@ def test_options_about_reading_are_the_same_everywhere():
     commands = {
         name: inspect.get_annotations(getattr(cli, name)) for name in ("inspect", "check", "report", "neuron", "causal")
     }
-    shared = [name for name in commands["inspect"] if name != "return"]
+    shared = [field.name for field in dataclasses.fields(Opening)]
     assert {"family", "fused_layout", "activation", "expert_layout"} <= {*shared}
     for name in shared:
         assert len({annotations[name] for annotations in commands.values()}) == 1

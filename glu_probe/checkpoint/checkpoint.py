@@ -192,7 +192,7 @@ class Checkpoint:
         for site in self.sites:
             tower = self._rules[site.tower]
             rules = self._reader.rules(site, tower)
-            norms = self._reader.norm_tensors(site, rules, tower)
+            norms = self.norms_of(site)
             rows.append(
                 {
                     "model": self.name,
@@ -296,6 +296,11 @@ class Checkpoint:
     def rules_of(self, site: Site) -> MLPRules:
         """What was decided for one MLP: its gate, the norms around it, constants."""
         return self._reader.rules(site, self._rules[site.tower])
+
+    def norms_of(self, site: Site) -> dict[str, str]:
+        """Names of the norm tensors that are folded in: roles "norm", "norm_bias", "post_norm"."""
+        tower = self._rules[site.tower]
+        return self._reader.norm_tensors(site, self._reader.rules(site, tower), tower)
 
     def activation_of(self, site: Site) -> Activation | None:
         """The gate of one MLP; None where it is not known."""

@@ -11,18 +11,58 @@ from .options import AsJson, Layers, Model, Opening, spread
 from .printing import echo, notes, print_json, progress, records
 
 
-@app.command(epilog="Example: glu-probe inspect HuggingFaceTB/SmolLM2-135M")
+@app.command(epilog="Example: glu-probe inspect HuggingFaceTB/SmolLM2-135M --plan --bandwidth 100MB/s")
 @spread
-def inspect(model: Model, *, opening: Opening, as_json: AsJson = False) -> None:
-    """Say what a checkpoint holds, from headers."""
+def inspect(
+    model: Model,
+    *,
+    opening: Opening,
+    plan: Annotated[bool, typer.Option("--plan", help="Say what a report would take: bytes, memory, time.")] = False,
+    bandwidth: Annotated[
+        str | None, typer.Option(metavar="RATE", help="With --plan: of the files, as 400MB/s. By default 2GB/s.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="With --plan: MLPs measured at once. By default 1.")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="With --plan: bound of each worker. By default 1GB.")
+    ] = None,
+    gflops: Annotated[
+        float | None,
+        typer.Option(
+            metavar="RATE", help="With --plan: of each worker, in 1e9 operations a second. Measured by default."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a checkpoint holds, and what a report would take.
+
+    From headers alone. A plan counts what the code would read and compute, and takes the longer of both for the time, as
+    one MLP is read while another is measured.
+    """
     from ..overview import layout_text
 
+    given = {"bandwidth": bandwidth, "workers": workers, "memory": memory, "gflops": gflops}
+    given = {name: value for name, value in given.items() if value is not None}
+    if given and not plan:
+        from ..errors import BadOption
+
+        raise BadOption(f"--{next(iter(given))} without --plan", hint="It says what a plan is made for: add --plan")
     checkpoint = opening.open(model)
+    planned = None
+    if plan:
+        from ..plan import plan as planning
+        from ..plan_text import plan_text
+
+        planned = planning(checkpoint, **given)
     if as_json:
-        print_json({**checkpoint.provenance(), "mlps": records(checkpoint.describe())})
+        facts = {**checkpoint.provenance(), "mlps": records(checkpoint.describe())}
+        print_json(facts if planned is None else {**facts, "plan": planned.facts()})
         return
     notes(checkpoint.notes)
     echo(layout_text(checkpoint))
+    if planned is not None:
+        echo(f"\nplan of a report:\n{plan_text(planned)}")
 
 
 @app.command(epilog="Example: glu-probe check HuggingFaceTB/SmolLM2-135M")

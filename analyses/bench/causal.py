@@ -5,8 +5,8 @@ edited one on saves half of their part; the head, a fifth of a small model's ari
 comparison of distributions comes on top. Plain passes run between the steps of the sweep, so that both meet the same
 machine; only the ratio means anything.
 
-    python analyses/bench_causal.py                                   # SmolLM2-135M from PyPI
-    python analyses/bench_causal.py MODEL --tokens 4096 --interventions exchange,zero_ablation
+    python analyses/bench/causal.py                                   # SmolLM2-135M from PyPI
+    python analyses/bench/causal.py MODEL --tokens 4096 --interventions exchange,zero_ablation
 """
 
 from __future__ import annotations

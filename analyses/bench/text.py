@@ -5,8 +5,8 @@ The plain pass is transformers' own forward of the same batches, logits included
 in seconds of CPU time of all threads, so that other processes of the machine count for little; the ratio is of the
 fastest of each. Measured: 1.31 on SmolLM2-135M, one thread of an AMD EPYC.
 
-    python analyses/bench_text.py                     # SmolLM2-135M, from PyPI
-    python analyses/bench_text.py MODEL --tokens 8192 --rounds 5
+    python analyses/bench/text.py                     # SmolLM2-135M, from PyPI
+    python analyses/bench/text.py MODEL --tokens 8192 --rounds 5
 """
 
 from __future__ import annotations
