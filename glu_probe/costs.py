@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from .checkpoint import raw
 from .checkpoint.checkpoint import Checkpoint
-from .checkpoint.memory import chunks
 from .checkpoint.sites import Site
 from .checkpoint.slabs import Slab
 from .checkpoint.source import TensorInfo
@@ -52,6 +51,11 @@ class Shape:
         return spectra.is_cheap(self)
 
     @property
+    def iterated_spectra(self) -> bool:
+        """Whether, if not, the largest and sums of them are."""
+        return not self.exact_spectra and self.weights <= spectra._ITERATED
+
+    @property
     def exact_tensor(self) -> bool:
         """Whether the tensor asymmetry is computed, and not sampled."""
         return tensor.is_cheap(self)
@@ -62,9 +66,9 @@ class Shape:
         return self.weights > sampling._SINGLE
 
     @property
-    def ways(self) -> tuple[bool, bool, bool]:
-        """Those three: with them, cost is in proportion to the number of neurons."""
-        return self.exact_spectra, self.exact_tensor, self.single
+    def ways(self) -> tuple[bool, ...]:
+        """Those four: with them, cost is in proportion to the number of neurons."""
+        return self.exact_spectra, self.iterated_spectra, self.exact_tensor, self.single
 
     @property
     def samples(self) -> int:
@@ -103,7 +107,7 @@ class Shape:
         if self.exact_spectra:
             out["spectra"] = (6 + 2) * 2.0 * weights * small
             out["eigenvalues"] = 6 * 4 / 3 * small**3
-        else:
+        elif self.iterated_spectra:
             iterated = 3 * steps * 2 * 4.0 * weights
             probed = sum(2.0 * weights * (3 * gram._PROBES + 2 * more) for more in (0, steps + gram._PROBES, 0))
             out["spectra"] = iterated + probed
@@ -167,17 +171,14 @@ class Reader:
 
     def held(self) -> Reading:
         """Of an MLP that is read into memory."""
-        if self._remote:  # rows that two factors are taken from are fetched once
+        if self._remote:  # where norms and biases are kept, too
             return Reading(self._once, self._once)
-        experts: dict[str, int] = {}  # both halves of an expert are taken from one reading
-        total = self._beside()
-        for role in ROLES:
+        matrices: dict[str, int] = {}
+        for role in ROLES:  # rows that two of them are part of are read once
             slab = self._site.slabs[role]
-            if slab.expert is None:
-                total += self._whole(slab)
-            else:
-                experts[slab.name] = slab.nbytes(self._infos[slab.name])
-        return Reading(self._once, total + sum(experts.values()))
+            whole = slab.expert is not None or slab.columns or slab.step > 1
+            matrices[slab.name if whole else role] = slab.nbytes(self._infos[slab.name])
+        return Reading(self._once, self._beside() + sum(matrices.values()))
 
     def in_files(self) -> Reading:
         """Of an MLP that stays in its files, or goes to temporary ones."""
@@ -215,22 +216,11 @@ class Reader:
         sizes = (infos[b.name].nbytes // (1 if b.expert is None else infos[b.name].shape[0]) for b in biases)
         return sum(sizes) + sum(infos[name].nbytes for name in self._norms.values())
 
-    def _whole(self, slab: Slab) -> int:
-        """One read of a matrix, chunk by chunk, of which every `step`-th row may be wanted."""
-        info = self._infos[slab.name]
-        if slab.columns or slab.step == 1:
-            return slab.nbytes(info)
-        pitch = info.nbytes // info.shape[0]
-        return sum(
-            ((stop - start - 1) * slab.step + 1) * pitch
-            for start, stop in chunks(slab.count, info.shape[1] * slab.step)
-        )
-
     def _passes(self, role: str, slab: Slab, width: int) -> int:
         """All reads of a matrix in a file: the first pass, the spectra, the tensor and the mismatched pairs."""
         shape = self._shape
         pitch, n = shape.d_model * width, shape.d_mlp
-        passes = 1 + (1 if shape.exact_spectra else self._steps + 1)
+        passes = 1 + (1 if shape.exact_spectra else self._steps + 1 if shape.iterated_spectra else 0)
         if "norm_bias" in self._norms and role != "down":
             passes += 1
         pairs, exact = min(n, nulls.NULL_PAIRS), int(shape.exact_tensor)

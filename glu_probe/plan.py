@@ -19,6 +19,7 @@ from .checkpoint.checkpoint import Checkpoint
 from .checkpoint.memory import DEFAULT, in_bytes
 from .costs import Reader, Reading, Shape, peak_memory
 from .errors import BadOption
+from .measuring import _HELD
 
 BANDWIDTH = 2e9  # bytes a second: of an SSD; also what temporary files are taken to have where the model is remote
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -35,6 +36,7 @@ class Kind:
         group, dtype, shape: what they are.
         count: how many there are.
         held: whether one is held in memory while it is measured; its factors take `held_bytes` there.
+        ahead: whether there is room for the next one, which is read meanwhile.
         reading: of one.
         memory: peak, in bytes beyond the imports.
     """
@@ -44,6 +46,7 @@ class Kind:
     shape: Shape
     count: int
     held: bool
+    ahead: bool
     held_bytes: int
     reading: Reading
     memory: int
@@ -98,24 +101,38 @@ class Plan:
     @property
     def holds_all(self) -> int:
         """The memory bound with which every MLP would be held and read once."""
-        return 2 * max(kind.held_bytes for kind in self.kinds)
+        return math.ceil(max(kind.held_bytes for kind in self.kinds) / _HELD)
 
     @property
     def reading_seconds(self) -> float:
         """Of all bytes, from files and temporary files; the latter are on this machine's disk."""
-        moved, disk = self.reading, BANDWIDTH if self.remote else self.bandwidth
-        return moved.read / self.bandwidth + (moved.written + moved.again) / disk
+        return sum(map(self._reading_seconds, self.kinds))
 
     @property
     def computing_seconds(self) -> float:
         """Of all arithmetic, on all workers."""
+        return sum(map(self._computing_seconds, self.kinds))
+
+    def _reading_seconds(self, kind: Kind) -> float:
+        moved, disk = kind.reading.times(kind.count), BANDWIDTH if self.remote else self.bandwidth
+        return moved.read / self.bandwidth + (moved.written + moved.again) / disk
+
+    def _computing_seconds(self, kind: Kind) -> float:
         most = sum(kind.count for kind in self.kinds)
-        return sum(self.flops.values()) / self.rate / min(self.workers, most)
+        return kind.count * sum(kind.flops.values()) / self.rate / min(self.workers, most)
+
+    @property
+    def at_once(self) -> bool:
+        """Whether there is always something that is read while something else is measured."""
+        return self.workers > 1 or all(kind.ahead for kind in self.kinds)
 
     @property
     def seconds(self) -> float:
-        """Estimated: the longer of both, as one MLP is read while another is measured."""
-        return max(self.reading_seconds, self.computing_seconds)
+        """Estimated: the longer of reading and computing, and both where nothing can be read ahead."""
+        ahead = [kind for kind in self.kinds if kind.ahead or self.workers > 1]
+        alone = [kind for kind in self.kinds if kind not in ahead]
+        together = max(sum(map(self._reading_seconds, ahead)), sum(map(self._computing_seconds, ahead)))
+        return together + sum(map(self._reading_seconds, alone)) + sum(map(self._computing_seconds, alone))
 
     def facts(self) -> dict[str, object]:
         """All of it, JSON-ready; sizes in bytes, times in seconds."""
@@ -143,7 +160,7 @@ class Plan:
             "kinds": [
                 {
                     "group": kind.group, "dtype": kind.dtype, "count": kind.count,
-                    "d_model": kind.shape.d_model, "d_mlp": kind.shape.d_mlp, "held": kind.held,
+                    "d_model": kind.shape.d_model, "d_mlp": kind.shape.d_mlp, "held": kind.held, "read_ahead": kind.ahead,
                     "held_bytes": kind.held_bytes, "bytes_once": kind.reading.once,
                     "bytes_read_at_most": kind.reading.read, "bytes_to_temporary_files": kind.reading.written,
                     "bytes_read_again_at_most": kind.reading.again, "flops": kind.flops,
@@ -178,7 +195,7 @@ def plan(
     workers = whole_number("workers", workers, 1)
     if gflops is not None and not (isinstance(gflops, (int, float)) and math.isfinite(gflops) and gflops > 0):
         raise BadOption(f"gflops is {gflops!r}", hint="Give a number above 0: 1e9 floating point operations a second")
-    kinds, remote = _kinds(checkpoint, bound)
+    kinds, remote = _kinds(checkpoint, bound, workers)
     if gflops is None:
         dearest = max(kinds, key=lambda kind: kind.count * sum(kind.flops.values()))
         rate = measured_rate(dearest.shape, workers)
@@ -204,7 +221,7 @@ def in_bytes_per_second(bandwidth: float | str) -> float:
     return value
 
 
-def _kinds(checkpoint: Checkpoint, bound: int) -> tuple[tuple[Kind, ...], bool]:
+def _kinds(checkpoint: Checkpoint, bound: int, workers: int) -> tuple[tuple[Kind, ...], bool]:
     """MLPs that cost the same, in the order in which the first of each comes; and whether the model is remote."""
     if not checkpoint.in_files:
         raise BadOption("a plan for a model in memory", where=checkpoint.name, hint="It is measured without reading")
@@ -223,11 +240,15 @@ def _kinds(checkpoint: Checkpoint, bound: int) -> tuple[tuple[Kind, ...], bool]:
         shape = Shape(site.d_mlp, site.d_model, known, known and act.degree is not None)
         held_bytes = site.held_bytes(infos)
         stacked = site.slabs["gate"].expert is not None
-        held = held_bytes <= bound // 2 or stacked
+        held = held_bytes <= int(_HELD * bound) or stacked
         reader = Reader(checkpoint, site, shape, once, remote=remote)
         reading = reader.held() if held else reader.in_files()
         expert = held_bytes if stacked else 0
-        memory = peak_memory(shape, held_bytes, not held, reader.stripe(), expert, layers[site.tower, site.layer])
+        # a worker of its own reads no MLP ahead, and there is none beside the only one
+        ahead = held and workers == 1 and len(checkpoint.sites) > 1 and 2 * held_bytes <= _HELD * bound
+        memory = peak_memory(
+            shape, (2 if ahead else 1) * held_bytes, not held, reader.stripe(), expert, layers[site.tower, site.layer]
+        )
         dtype = infos[site.tensors["gate"]].dtype
-        counts[Kind(site.group, dtype, shape, 0, held, held_bytes, reading, memory)] += 1
+        counts[Kind(site.group, dtype, shape, 0, held, ahead, held_bytes, reading, memory)] += 1
     return tuple(replace(kind, count=count) for kind, count in counts.items()), remote

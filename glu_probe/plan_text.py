@@ -12,9 +12,13 @@ def plan_text(plan: Plan) -> str:
     moved, flops = plan.reading, plan.flops
     lines = []
     for kind in plan.kinds:
-        what = "held in memory, read once" if kind.held else "in their files, read again for each step of their spectra"
-        if not kind.held and kind.reading.written:
-            what = "unpacked into temporary files, these read again for each step of their spectra"
+        again = "read again for each step of their spectra" if kind.shape.iterated_spectra else "read again in part"
+        if kind.held:
+            what = "held in memory, read once" + (", the next one meanwhile" if kind.ahead else "")
+        elif kind.reading.written:
+            what = f"unpacked into temporary files, these {again}"
+        else:
+            what = f"in their files, {again}"
         lines.append(
             f"  {kind.count:,} x {kind.group}, d_model {kind.shape.d_model}, d_mlp {kind.shape.d_mlp}, {kind.dtype}, "
             f"{_bytes(kind.held_bytes)} in memory: {what}"
@@ -38,7 +42,7 @@ def plan_text(plan: Plan) -> str:
         f"memory      about {_bytes(plan.memory)} a worker beyond the libraries, bound {_bytes(plan.bound)}",
         f"time        reading {_time(plan.reading_seconds)} at {_bytes(plan.bandwidth)}/s, computing "
         f"{_time(plan.computing_seconds)} at {plan.rate / 1e9:.3g} GFLOP/s ({plan.rate_source}) on "
-        f"{plan.workers} worker{'s' * (plan.workers > 1)}: about {_time(plan.seconds)}, the longer of both",
+        f"{plan.workers} worker{'s' * (plan.workers > 1)}: about {_time(plan.seconds)}, {'the longer of both' if plan.at_once else 'one after the other where no MLP is read ahead'}",
     ]
     return "\n".join(lines)
 

@@ -70,7 +70,9 @@ def planned(checkpoint, monkeypatch, limit: int):
     return plan(checkpoint, memory=limit, gflops=1)
 
 
-@pytest.mark.parametrize("family", ["llama", "phi3", "mixtral", "deepseek_v3", "dbrx", "stablelm", "jais"])
+@pytest.mark.parametrize(
+    "family", ["llama", "phi3", "mixtral", "gpt_oss", "llama4_text", "deepseek_v3", "dbrx", "stablelm", "jais"]
+)
 def test_bytes_of_mlps_in_memory_are_those_that_are_read(family, tmp_path, counted):
     write_tiny_checkpoint(family, tmp_path / family)
     checkpoint = gp.open_checkpoint(tmp_path / family)
@@ -143,6 +145,17 @@ def test_exact_spectra_and_tensor_of_an_mlp_in_its_file(tmp_path, counted, monke
     counted.clear()
     measured(checkpoint, 1000)
     assert found.reading.read == counted["read"]
+
+
+def test_what_is_too_large_to_be_gone_over_again_is_read_once(tmp_path, counted, monkeypatch, no_shortcuts):
+    write_llama(tmp_path / "m", d_model=48, d_mlp=600, layers=2)
+    monkeypatch.setattr(spectra, "_ITERATED", 0)
+    checkpoint = gp.open_checkpoint(tmp_path / "m")
+    found = planned(checkpoint, monkeypatch, 1000)
+    assert "spectra" not in found.flops
+    counted.clear()
+    measured(checkpoint, 1000)
+    assert found.reading.read == counted["read"] < 3 * found.reading.once
 
 
 def fp8_checkpoint(directory, d_model: int = 256, d_mlp: int = 384, layers: int = 2):
@@ -232,6 +245,17 @@ def test_time_is_the_longer_of_reading_and_computing(llama):
     )  # there are 12 MLPs
 
 
+def test_without_room_for_two_mlps_reading_and_computing_take_turns(llama, monkeypatch):
+    checkpoint, size = gp.open_checkpoint(llama), 3 * 24 * 16 * 4
+    roomy, tight = (planned(checkpoint, monkeypatch, limit) for limit in (3 * size, 2 * size))
+    assert (roomy.kinds[0].held, roomy.kinds[0].ahead) == (True, True)
+    assert (tight.kinds[0].held, tight.kinds[0].ahead) == (True, False)
+    assert roomy.seconds == max(roomy.reading_seconds, roomy.computing_seconds)
+    assert tight.seconds == pytest.approx(tight.reading_seconds + tight.computing_seconds)
+    assert roomy.memory - tight.memory == size
+    assert plan(checkpoint, workers=2, memory=2 * size, gflops=1).at_once  # another worker computes meanwhile
+
+
 @pytest.mark.parametrize(
     ("text", "value"), [("2GB/s", 2e9), ("400 MB/s", 4e8), (1e6, 1e6), ("1.5e3", 1500.0), ("1GiB", 2.0**30)]
 )
@@ -272,7 +296,10 @@ def test_json_is_the_plan(llama, capsys):
 def test_plan_as_text(llama, capsys):
     called(["inspect", str(llama), "--plan", "--bandwidth", "1MB/s"])
     out = capsys.readouterr().out
-    assert "12 x dense, d_model 16, d_mlp 24, F32, 4.61 kB in memory: held in memory, read once" in out
+    assert (
+        "12 x dense, d_model 16, d_mlp 24, F32, 4.61 kB in memory: held in memory, read once, the next one meanwhile"
+        in out
+    )
     assert "tensors     56.1 kB of MLPs and their norms" in out
     assert "reading 0.0561 s at 1 MB/s" in out
     assert "(measured) on 1 worker" in out
