@@ -1,0 +1,221 @@
+"""Is the exchange asymmetry that the weights predict for Gaussian input borne out on text, and where is it not?
+
+FINDING
+
+    python analyses/gaussian_or_text.py [MODEL...] [--out analyses/results/gaussian_or_text] [--figures analyses/figures]
+
+Two predictions stand beside the value on text: `isotropic`, from the weights alone, and `matched`, for Gaussian input on which
+the neuron's branches have the standard deviation and the correlation that they have on this text. What the second repairs is
+due to the input's covariance, what it leaves to the mean and to tails. Errors of the text values are jackknifed over
+sequences; `reliability` is the share of the variance over a layer's neurons that is not that error, and bounds what any
+prediction can correlate with. A neuron breaks the prediction if it is off by more than three standard errors and by more than a third
+of its value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from study import (
+    arguments,
+    axes_grid,
+    bootstrap,
+    colored,
+    finish,
+    gated,
+    one_line_errors,
+    partial_rank_correlation,
+    rank_correlation,
+    reports,
+    save,
+    save_figure,
+    show,
+    sign_test,
+)
+
+import glu_probe as gp
+from glu_probe.errors import BadOption
+
+MEASURE = "exchange_asymmetry"
+TEXT, ERROR = f"{MEASURE}_text", f"{MEASURE}_text_se"
+PREDICTIONS = ("isotropic", "matched")
+# what could make a neuron break the prediction, as found on the text
+CAUSES = {
+    "mean of the gate": lambda n: (n["gate_mean_text"] / n["gate_std_text"]).abs(),
+    "scale off": lambda n: np.log(n["gate_std_text"] / n["query_norm"]).abs(),
+    "correlation off": lambda n: (n["branch_correlation_text"].abs() - n["abs_cos_qk"]).abs(),
+    "scale of the gate": lambda n: n["query_norm"],
+    "output energy": lambda n: n["output_energy_text"],
+}
+KEPT = 20  # neurons of the list of those that break it most
+
+
+def with_predictions(report: gp.Report) -> pd.DataFrame:
+    """The neuron frame with both predictions, the error of the first in standard errors, and whether it is broken.
+
+    Raises:
+        BadOption: the report has no text columns.
+    """
+    if TEXT not in report.neurons:
+        raise BadOption(
+            f"the report of {report.provenance['model']} has no column {TEXT}",
+            hint="Make it with `glu-probe activations MODEL -o DIR`, or give the model itself",
+        )
+    neurons = report.neurons[report.neurons[TEXT].notna() & report.neurons[MEASURE].notna()].copy()
+    gates = dict(zip(report.layers["layer"], report.layers["activation"], strict=True))
+    matched = np.full(len(neurons), np.nan)
+    for layer, rows in neurons.groupby("layer").indices.items():
+        part = neurons.iloc[rows]
+        rho = part["branch_correlation_text"].abs().clip(0, 1).to_numpy(dtype=float)
+        std = part["gate_std_text"].to_numpy(dtype=float)
+        known = np.isfinite(rho) & np.isfinite(std)
+        matched[rows[known]] = gp.gaussian_measures(gates[layer], std[known], rho[known])[MEASURE]
+    neurons["isotropic"], neurons["matched"] = neurons[MEASURE], matched
+    off = neurons[TEXT] - neurons["isotropic"]
+    neurons["errors_off"] = off / neurons[ERROR]
+    neurons["breaks"] = (off.abs() > 3 * neurons[ERROR]) & (off.abs() > neurons[TEXT] / 3)
+    return neurons
+
+
+def agreement(neurons: pd.DataFrame) -> pd.DataFrame:
+    """A row per layer: how the predictions fare on its neurons."""
+    rows = []
+    for layer, part in neurons.groupby("layer", sort=True):
+        text = part[TEXT].to_numpy(dtype=float)
+        row = {"layer": layer, "neurons": len(part), "text": text.mean(), "broken": part["breaks"].mean()}
+        row["reliability"] = 1 - (part[ERROR].to_numpy(dtype=float) ** 2).mean() / text.var()
+        for name in PREDICTIONS:
+            value = part[name].to_numpy(dtype=float)
+            known = np.isfinite(value)
+            row |= {
+                name: value[known].mean(),
+                f"{name}_bias": (text - value)[known].mean(),
+                f"{name}_off": np.abs(text - value)[known].mean(),
+                f"{name}_rank_correlation": rank_correlation(value[known], text[known]),
+            }
+        for name, cause in CAUSES.items():
+            values = cause(part).to_numpy(dtype=float)
+            known = np.isfinite(values)
+            row[f"off_follows_{name.replace(' ', '_')}"] = rank_correlation(
+                values[known], np.abs(part[TEXT] - part["isotropic"]).to_numpy(dtype=float)[known]
+            )
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def summary(layers: pd.DataFrame, by_layer: pd.DataFrame) -> pd.DataFrame:
+    """What the layers amount to, each figure with its interval over layers.
+
+    Args:
+        layers: the layer frame, for means and outputs on text with their errors.
+        by_layer: of `agreement`.
+    """
+    frame = by_layer.merge(layers, on="layer", suffixes=("", "_frame"))
+    depth = frame["layer"].to_numpy(dtype=float)
+    bias = frame["isotropic_bias"].to_numpy(dtype=float)
+    significant = np.abs(bias) > 2 * frame[f"{TEXT}_mean_se"].to_numpy(dtype=float)
+    figures = {"exchange asymmetry of neurons on text": bootstrap(np.mean, frame["text"])}
+    for name in PREDICTIONS:
+        mean = frame[name].to_numpy(dtype=float)
+        figures |= {
+            f"{name}: predicted": bootstrap(np.mean, mean),
+            f"{name}: text minus predicted": bootstrap(np.mean, frame[f"{name}_bias"]),
+            f"{name}: mean distance of a neuron": bootstrap(np.mean, frame[f"{name}_off"]),
+            f"{name}: rank correlation over layers": bootstrap(rank_correlation, mean, frame["text"]),
+            f"{name}: the same, depth taken out": bootstrap(partial_rank_correlation, mean, frame["text"], depth),
+            f"{name}: rank correlation over the neurons of a layer": bootstrap(
+                np.mean, frame[f"{name}_rank_correlation"]
+            ),
+        }
+    figures |= {
+        "bound on that by the errors of the text": bootstrap(np.mean, np.sqrt(frame["reliability"].clip(lower=0))),
+        "neurons that break the isotropic prediction": bootstrap(np.mean, frame["broken"]),
+        "output of the layer: text minus Gaussian": bootstrap(np.mean, frame[f"{MEASURE}_output_text_minus_gaussian"]),
+        "output of the layer: rank correlation over layers": bootstrap(
+            rank_correlation, frame[f"{MEASURE}_output"], frame[f"{MEASURE}_output_text"]
+        ),
+    }
+    for name in CAUSES:
+        figures[f"distance of a neuron follows {name}"] = bootstrap(
+            np.mean, frame[f"off_follows_{name.replace(' ', '_')}"]
+        )
+    rows = [{"figure": name, **interval.columns("value"), "layers": len(frame)} for name, interval in figures.items()]
+    above, of, p = sign_test(bias)
+    rows.append({"figure": "layers above the isotropic prediction", "value": above, "layers": of, "sign_test_p": p})
+    rows.append(
+        {"figure": "layers off by more than 2 standard errors", "value": int(significant.sum()), "layers": len(frame)}
+    )
+    return pd.DataFrame(rows)
+
+
+def breakers(neurons: pd.DataFrame) -> pd.DataFrame:
+    """The neurons that break the prediction most, by the energy of what it misses."""
+    off = neurons[TEXT] - neurons["isotropic"]
+    share = neurons["output_energy_text"] / neurons.groupby("layer")["output_energy_text"].transform("sum")
+    columns = ["layer", "neuron", "isotropic", "matched", TEXT, ERROR, "errors_off", "query_norm", "gate_mean_text",
+               "gate_std_text", "abs_cos_qk", "branch_correlation_text"]  # fmt: skip
+    table = neurons[columns].assign(energy_share=share, energy_missed=off.abs() * share)
+    return table[neurons["breaks"]].nlargest(KEPT, "energy_missed")
+
+
+def figure(by_layer: pd.DataFrame, layers: pd.DataFrame) -> Figure:
+    """A row per model: means of layers, and rank correlations over the neurons of each."""
+    models = list(colored(by_layer))
+    drawn, axes = axes_grid(len(models), 3, (12.5, 3.2 * len(models)))
+    for (means, ranks, broken), (model, part, color) in zip(axes, models, strict=True):
+        error = layers.loc[layers["model"] == model, f"{TEXT}_mean_se"]
+        means.errorbar(
+            part["layer"], part["text"], yerr=2 * error, color=color, marker="o", markersize=3.5, label="text"
+        )
+        means.plot(part["layer"], part["isotropic"], color="0.3", linestyle="--", label="isotropic Gaussian")
+        means.plot(
+            part["layer"], part["matched"], color="0.3", linestyle=":", label="Gaussian of the text's covariance"
+        )
+        means.set(title=f"{model}\nmean exchange asymmetry; bars: 2 standard errors", ylabel="exchange asymmetry")
+        means.set_ylim(bottom=0)
+        means.legend(frameon=False, fontsize="small")
+        ranks.plot(
+            part["layer"], part["isotropic_rank_correlation"], color="0.3", linestyle="--", marker="o", markersize=3
+        )
+        ranks.plot(
+            part["layer"], part["matched_rank_correlation"], color="0.3", linestyle=":", marker="o", markersize=3
+        )
+        ranks.plot(part["layer"], np.sqrt(part["reliability"].clip(lower=0)), color=color, linewidth=1)
+        ranks.axhline(0, color="0.6", linewidth=0.8)
+        ranks.set(ylim=(-0.4, 1.02), title="rank correlation with text over neurons;\nline: bound by the text's errors")
+        broken.bar(part["layer"], part["broken"], color=color, alpha=0.7)
+        broken.set(ylim=(0, 1), title="share of neurons that break\nthe isotropic prediction")
+        for one in (means, ranks, broken):
+            one.set_xlabel("layer")
+            finish(one)
+    return drawn
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Print, and with --out and --figures write, frames and figure."""
+    parser = arguments(__doc__)
+    options = parser.parse_args(given)
+    by_layer, means, whole, worst = [], [], [], []
+    with one_line_errors(parser):
+        for model, report in reports(options.models, gp.probe_text):
+            neurons, layers = with_predictions(report), gated(report.layers)
+            found = agreement(neurons)
+            by_layer.append(found.assign(model=model))
+            means.append(layers[["layer", f"{TEXT}_mean_se"]].assign(model=model))
+            whole.append(summary(layers, found).assign(model=model))
+            worst.append(breakers(neurons).assign(model=model))
+            show(model, whole[-1].drop(columns="model"))
+            show("neurons that break it most", worst[-1].drop(columns="model").head(8))
+        by_layer, means = pd.concat(by_layer, ignore_index=True), pd.concat(means, ignore_index=True)
+        frames = {"layers": by_layer, "summary": pd.concat(whole), "breakers": pd.concat(worst)}
+        if options.out is not None:
+            save(frames, options.out)
+        if options.figures or options.out:
+            save_figure(figure(by_layer, means), (options.figures or options.out) / "gaussian-or-text.png")
+
+
+if __name__ == "__main__":
+    main()
