@@ -1,6 +1,18 @@
 """Where does each layer sit between bilinear and ReLU, and do its two branches read the same directions?
 
-FINDING
+SmolLM2-135M-Instruct (SwiGLU) lies between the ends: its layers stand at 0.58 (0.55 to 0.61) on the way from bilinear (0) to
+ReLU (1), nearly all of them between 0.52 and 0.72. Layer 0 is the exception, at 0.25, with more than half of its neurons near
+bilinear; elsewhere next to none are near either end. Gemma 3 270M (GeGLU) is a ReLU model for all purposes: 0.99
+(0.99 to 1.00), every neuron at the ReLU end.
+
+What places a layer is the scale of its gate, as it must where the activation is fixed (rank correlation over layers
+0.99 (0.95 to 1.00) and 0.99 (0.95 to 1.00)), not how its branches are aligned (-0.13 (-0.49 to 0.26) in SmolLM2). Within
+a layer it is the other way round: neurons of one layer share a scale and differ by |cos(q, k)|, with which their asymmetry
+falls (-0.90 (-0.92 to -0.89) and -1.00 (-1.00 to -1.00)).
+
+Gate and up of one neuron read more alike than mismatched rows of the same layer, in every layer of both models: mean
+|cos(q, k)| lies 0.065 (0.055 to 0.074) and 0.050 (0.041 to 0.058) above theirs. In Gemma more than half of |cos(q, k)|
+is anisotropy, which mismatched rows have too, and which grows with depth.
 
     python analyses/atlas.py [MODEL...] [--out analyses/results/atlas] [--figures analyses/figures]
 
@@ -37,7 +49,7 @@ import glu_probe as gp
 BILINEAR, RELU = 0.25, 0.75
 COLUMNS = (
     "exchange_asymmetry_relu_ratio", "exchange_asymmetry_mean", "bilinear_share_mean", "query_norm_q05",
-    "query_norm_median", "query_norm_q95", "abs_cos_qk_mean", "abs_cos_qk_null_mean", "abs_cos_qk_effect",
+    "query_norm_median", "query_norm_q95", "abs_cos_qk_mean", "abs_cos_qk_null_mean", "abs_cos_qk_null_isotropic_mean", "abs_cos_qk_effect",
 )  # fmt: skip
 
 
@@ -80,6 +92,7 @@ def summary(layers: pd.DataFrame) -> pd.DataFrame:
     above, of, p = sign_test(alignment - null)
     figures = {
         "place between bilinear (0) and ReLU (1)": bootstrap(np.mean, place),
+        "exchange asymmetry of neurons": bootstrap(np.mean, column["exchange_asymmetry_mean"]),
         "bilinear share": bootstrap(np.mean, column["bilinear_share_mean"]),
         "scale of the gate, median of layers": bootstrap(np.median, scale),
         "neurons near bilinear": bootstrap(np.mean, column["bilinear_neurons"]),
@@ -95,6 +108,13 @@ def summary(layers: pd.DataFrame) -> pd.DataFrame:
         "within layers, of asymmetry with |cos(q, k)|": bootstrap(np.mean, column["asymmetry_follows_abs_cos_qk"]),
     }
     rows = [{"figure": name, **interval.columns("value"), "layers": len(layers)} for name, interval in figures.items()]
+    plain = {
+        "scale of the gate, lowest layer": scale.min(),
+        "scale of the gate, highest layer": scale.max(),
+        "|cos(q, k)| of mismatched rows": null.mean(),
+        "|cos(q, k)| of isotropic rows": column["abs_cos_qk_null_isotropic_mean"].mean(),
+    }
+    rows += [{"figure": name, "value": value, "layers": len(layers)} for name, value in plain.items()]
     rows.append(
         {"figure": "layers with |cos(q, k)| above mismatched rows", "value": above, "layers": of, "sign_test_p": p}
     )

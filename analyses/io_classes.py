@@ -1,6 +1,16 @@
 """Which of Gerstner & Schuetze's input-output classes do neurons fall into, and how much hangs on the threshold?
 
-FINDING
+At the paper's threshold of 0.5, 83 % of SmolLM2-135M-Instruct's neurons and 99 % of Gemma 3 270M's have no class (orthogonal
+output): 0.83 (0.79 to 0.86) and 0.99 (0.99 to 1.00). SmolLM2 has the paper's picture over depth: strengthening neurons, nearly all conditional, are
+0.143 (0.106 to 0.179) of the first half of its layers and 0.025 (0.008 to 0.048) of the second, weakening ones
+0.022 (0.014 to 0.031) and 0.073 (0.053 to 0.094); median cos(k, v) falls with depth, -0.80 (-0.92 to -0.52). They are most in
+layers 18 to 20, not in the last. Gemma does not show it: the few weakening neurons it has are early ones, rank correlation with depth
+-0.81 (-0.96 to -0.44), and median cos(k, v) has no trend, -0.23 (-0.86 to 0.36).
+
+The threshold decides about the amount, not about the existence: in a class are 91 % of SmolLM2's neurons at 0.1, 53 % at 0.3, 2 % at
+0.7, and 69 %, 15 %, 0 % of Gemma's. Neurons with |cos(k, v)| above 0.2 are 55 % and 26 %, while mismatched rows of the same layers would make
+less than 0.1 %. Gemma's alignment hangs on coordinates: with the gain of the norm behind its MLPs folded in, which is what reaches
+the residual stream (`--fold-post-norm`), not one neuron has a class at 0.5 and 1.6 % have |cos(k, v)| above 0.2.
 
     python analyses/io_classes.py [MODEL...] [--out analyses/results/io_classes] [--figures analyses/figures]
 
@@ -153,9 +163,9 @@ def figure(parts: dict[str, tuple[pd.DataFrame, pd.DataFrame]]) -> Figure:
     return drawn
 
 
-def measured(models: Sequence[str]) -> Iterator[tuple[str, gp.Report]]:
+def measured(models: Sequence[str], **options: object) -> Iterator[tuple[str, gp.Report]]:
     """Reports of the weights; of models with several MLPs a layer, an error of `gated` before anything is written."""
-    for model, report in reports(models):
+    for model, report in reports(models, **options):
         gated(report.layers)
         yield model, report
 
@@ -164,11 +174,15 @@ def main(given: Sequence[str] | None = None) -> None:
     """Print, and with --out and --figures write, tables and figure."""
     parser = arguments(__doc__)
     parser.add_argument("--twelve", action="store_true", help="the twelve models of the paper, from the hub")
+    parser.add_argument(
+        "--fold-post-norm", action="store_true", help="fold the gain of a norm behind the MLP into what neurons write"
+    )
     options = parser.parse_args(given)
+    reading = {"fold_post_norm": True} if options.fold_post_norm else {}
     models = TWELVE if options.twelve else options.models
     parts, sweeps, whole = {}, [], []
     with one_line_errors(parser):
-        for model, report in measured(models):
+        for model, report in measured(models, **reading):
             table, layers = class_table(report.neurons), gated(report.layers)
             parts[model] = layers, sweep(report)
             sweeps.append(parts[model][1].assign(model=model))

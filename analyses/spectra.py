@@ -1,6 +1,16 @@
 """Is the gate matrix really of lower rank than the up matrix, and where does the down matrix stand?
 
-FINDING
+Yes, it is, and not for one common direction. In SmolLM2-135M-Instruct the gate has the lower rank of the two in all 30 layers
+by each of four counts: stable rank 0.49 (0.45 to 0.55) times that of the up matrix, and without the largest direction
+still 0.62 (0.58 to 0.67); participation ratio 0.83 (0.79 to 0.86); effective rank, to which the many small directions
+matter most, only 0.99 (0.99 to 0.99). In Gemma 3 270M the stable rank is lower in all 18 layers, 0.76 (0.64 to 0.86), the others in 14 of
+18, 0.92 (0.88 to 0.96) for the participation ratio; after adjustment for twelve comparisons those sign tests do not stand (p 0.25).
+There the gain of the norm, which both matrices share, covers the difference: without it (`--without-gain`) the gate is lower
+in all 18 layers by all four, its stable rank 0.49 (0.40 to 0.59) times the other.
+
+Against the down matrix there is no such rule. By stable rank SmolLM2's gate is no lower, 0.92 (0.76 to 1.12) and 16 of 30 layers;
+by effective rank it is, 0.96 (0.95 to 0.97) and 29 of 30. In Gemma the down matrix has by far the most directions, since the gain
+narrows what gate and up read: effective rank of the gate 0.67 (0.59 to 0.76) times that of down, 18 of 18.
 
     python analyses/spectra.py [MODEL...] [--out analyses/results/spectra] [--figures analyses/figures]
 
@@ -132,11 +142,14 @@ def figure(layers: pd.DataFrame) -> Figure:
 def main(given: Sequence[str] | None = None) -> None:
     """Print, and with --out and --figures write, frames and figure."""
     parser = arguments(__doc__, saved_reports=False)
+    parser.add_argument(
+        "--without-gain", action="store_true", help="leave the gain of the norm in front out of gate and up"
+    )
     options = parser.parse_args(given)
     with one_line_errors(parser):
         layers, tests = [], []
         for model in options.models:
-            checkpoint = gp.open_checkpoint(located(model))
+            checkpoint = gp.open_checkpoint(located(model), fold_norm=not options.without_gain)
             name = sample_name(checkpoint.name)
             layers.append(layer_frame(checkpoint).assign(model=name))
             tests.append(comparisons(layers[-1]).assign(model=name))

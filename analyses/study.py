@@ -18,6 +18,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from scipy import stats
 
 import glu_probe as gp
@@ -67,7 +68,9 @@ def located(model: str) -> str:
     return str(fetch(SAMPLES[model])) if model in SAMPLES else model
 
 
-def reports(models: Sequence[str], make: Callable[..., gp.Report] = gp.probe) -> Iterator[tuple[str, gp.Report]]:
+def reports(
+    models: Sequence[str], make: Callable[..., gp.Report] = gp.probe, **options: object
+) -> Iterator[tuple[str, gp.Report]]:
     """A name and a report for each model: made, or read where one was saved.
 
     All are opened before the first is measured, so that a wrong name costs no time.
@@ -75,15 +78,18 @@ def reports(models: Sequence[str], make: Callable[..., gp.Report] = gp.probe) ->
     Args:
         models: as on the command line.
         make: a report from an opened checkpoint.
+        **options: of `open_checkpoint`.
 
     Raises:
-        BadOption: two models have the same name.
+        BadOption: two models have the same name, or options are given and a report is saved already.
     """
     places = [Path(located(model)) if model in SAMPLES else Path(model) for model in models]
     opened = [
-        gp.load_report(place) if (place / "provenance.json").exists() else gp.open_checkpoint(str(place))
+        gp.load_report(place) if (place / "provenance.json").exists() else gp.open_checkpoint(str(place), **options)
         for place in places
     ]
+    if options and any(isinstance(one, gp.Report) for one in opened):
+        raise BadOption("a saved report cannot be read in another way", hint="Give the model itself")
     names = [sample_name(str(one.provenance["model"]) if isinstance(one, gp.Report) else one.name) for one in opened]
     for name in names:
         if names.count(name) > 1:
@@ -109,7 +115,8 @@ def gated(layers: pd.DataFrame) -> pd.DataFrame:
             f"{layers['model'].iloc[0]} has {'no gated MLP' if kept.empty else 'several gated MLPs in one layer'}",
             hint="These analyses take models with one gated MLP a layer; `glu-probe report` takes the others",
         )
-    return kept.assign(depth=kept["layer"] / max(1, kept["layer"].max()))
+    depth = (kept["layer"] / max(1, kept["layer"].max())).rename("depth")
+    return pd.concat([kept, depth], axis=1)
 
 
 # -- statistics -------------------------------------------------------------------------------------
@@ -131,14 +138,14 @@ class Interval(NamedTuple):
 
 
 def bootstrap(
-    statistic: Callable[..., float], *values: Sequence[float] | np.ndarray, draws: int = DRAWS, seed: int = 0
+    statistic: Callable[..., float], *values: Sequence[float] | np.ndarray, draws: int | None = None, seed: int = 0
 ) -> Interval:
     """A statistic of layers with its percentile interval over resampled layers.
 
     Args:
         statistic: of arrays [layer], resampled together.
         values: those arrays. Layers where one of them is missing are left out.
-        draws: resamples; those on which the statistic is not defined are left out.
+        draws: resamples, `DRAWS` by default; those on which the statistic is not defined are left out.
         seed: of the resampling.
     """
     table = np.column_stack([np.asarray(part, dtype=float) for part in values])
@@ -146,7 +153,7 @@ def bootstrap(
     if len(table) < 3:
         nothing = float("nan")
         return Interval(float(statistic(*table.T)) if len(table) else nothing, nothing, nothing)
-    picks = np.random.default_rng(seed).integers(0, len(table), (draws, len(table)))
+    picks = np.random.default_rng(seed).integers(0, len(table), (draws or DRAWS, len(table)))
     drawn = np.array([statistic(*table[pick].T) for pick in picks])
     known = drawn[np.isfinite(drawn)]
     low, high = np.quantile(known, (0.025, 0.975)) if known.size else (np.nan, np.nan)
@@ -219,7 +226,9 @@ def axes_grid(rows: int, columns: int, size: tuple[float, float], **sharing: boo
 
 
 def finish(axes: Axes, *, grid: str = "y") -> None:
-    """What all panels have in common."""
+    """What all panels have in common; layers are whole numbers."""
+    if axes.get_xlabel() == "layer":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     sns.despine(ax=axes)
     axes.grid(axis=grid, alpha=0.3)
 
