@@ -1,33 +1,36 @@
 """Is the exchange asymmetry that the weights predict for Gaussian input borne out on text, and where is it not?
 
-For neurons, no. On the sample text the Gaussian value says next to nothing about which neurons of a layer are asymmetric:
-rank correlation 0.13 (0.10 to 0.16) in SmolLM2-135M-Instruct and -0.06 (-0.08 to -0.03) in Gemma 3 270M, where errors of
-the text would allow 0.97 and 0.98. More than half of the neurons break the prediction in each: 0.53 (0.50 to 0.55) and 0.73 (0.67 to 0.78).
+For neurons, no. On the sample text the Gaussian value says next to nothing about which neurons of a layer are
+asymmetric: rank correlation 0.13 (0.10 to 0.16) in SmolLM2-135M-Instruct and -0.06 (-0.08 to -0.03) in Gemma 3 270M,
+where errors of the text would allow 0.97 and 0.98. More than half of the neurons break the prediction in each: 0.53
+(0.50 to 0.55) and 0.73 (0.67 to 0.78).
 
 For means of layers, by luck in SmolLM2: 0.114 on text, 0.110 predicted, difference 0.004 (-0.002 to 0.010), rank
-correlation over layers 0.51 (0.16 to 0.79). A Gaussian with the text's own covariance predicts half of that, 0.056 (0.051 to
-0.061), since branches are better correlated on text than on isotropic input; means and tails make up for it. In Gemma
-the means part: early layers are more asymmetric on text than predicted (layer 0: 0.33 against 0.21), late ones far less
-(layers 15 to 17: 0.05 against 0.16), although by its scale each of their gates is a ReLU.
+correlation over layers 0.51 (0.15 to 0.79). A Gaussian with the text's own covariance predicts half of that, 0.056
+(0.051 to 0.061), since branches are better correlated on text than on isotropic input; means and tails make up for it.
+In Gemma the means part: early layers are more asymmetric on text than predicted (layer 0: 0.33 against 0.21), late
+ones far less (layers 15 to 17: 0.05 against 0.16), although by its scale each of their gates is a ReLU.
 
-Where it fails is where gates keep to one side of 0. A gate that is mostly on passes b through and is bilinear, one that is
-mostly off leaves exchange to put something where there was nothing: text minus prediction falls with how often the gate is
-on, by -0.58 (-0.63 to -0.53) and -0.54 (-0.64 to -0.44) within layers. The neurons that matter most are such ones, means
-of the gate several standard deviations from 0: neuron 1229 of SmolLM2's layer 11 (off, 0.50 on text, 0.015 predicted, 87 % of
-the layer's output energy), neuron 1015 of Gemma's layer 10 (on, 0.00 on text, 0.21 predicted, 37 %). The covariance alone helps the ranks
-within layers some of the way, to 0.34 (0.31 to 0.37) and 0.42 (0.39 to 0.45). Outputs of whole layers: rank correlation
-0.03 (-0.39 to 0.44) and 0.54 (0.11 to 0.79).
+Which way it fails goes with how often the gate is on. A gate that is mostly on passes b through and is bilinear, one
+that is mostly off leaves exchange to put something where there was nothing: text minus prediction falls with the share
+of tokens on which the gate is on, by rank correlations of -0.58 (-0.63 to -0.53) and -0.54 (-0.65 to -0.44) within
+layers. (How far it fails hardly goes with the distance of the gate's mean from 0: 0.17 (0.11 to 0.23) and 0.07 (-0.05
+to 0.21).) The neurons that weigh most among those that break it are such ones, means of the gate several standard
+deviations from 0: neuron 1229 of SmolLM2's layer 11 (off, 0.50 on text, 0.015 predicted, 87 % of the layer's output
+energy), neuron 1015 of Gemma's layer 10 (on, 0.00 on text, 0.21 predicted, 37 %). The covariance alone helps the ranks
+within layers some of the way, to 0.34 (0.31 to 0.37) and 0.42 (0.39 to 0.45). Outputs of whole layers: rank
+correlation 0.03 (-0.39 to 0.44) and 0.54 (0.11 to 0.79).
 
 One text of 4,200 tokens; fifty-odd figures a model, none of them adjusted for that.
 
-    python analyses/gaussian_or_text.py [MODEL...] [--out analyses/results/gaussian_or_text] [--figures analyses/figures]
+    python analyses/gaussian_or_text.py [MODEL...] [--out analyses/results/gaussian_or_text] [--figures DIR]
 
-Two predictions stand beside the value on text: `isotropic`, from the weights alone, and `matched`, for Gaussian input on which
-the neuron's branches have the standard deviation and the correlation that they have on this text. What the second repairs is
-due to the input's covariance, what it leaves to the mean and to tails. Errors of the text values are jackknifed over
-sequences; `reliability` is the share of the variance over a layer's neurons that is not that error, and bounds what any
-prediction can correlate with. A neuron breaks the prediction if it is off by more than three standard errors and by more than a third
-of its value.
+Two predictions stand beside the value on text: `isotropic`, from the weights alone, and `matched`, for Gaussian input
+on which the neuron's branches have the standard deviation and the correlation that they have on this text. What the
+second repairs is due to the input's covariance, what it leaves to the mean and to tails. Errors of the text values are
+jackknifed over sequences; `reliability` is the share of the variance over a layer's neurons that is not that error,
+and bounds what any prediction can correlate with. A neuron breaks the prediction if it is off by more than three
+standard errors and by more than a third of its value.
 """
 
 from __future__ import annotations

@@ -1,23 +1,25 @@
 """Which of Gerstner & Schuetze's input-output classes do neurons fall into, and how much hangs on the threshold?
 
-At the paper's threshold of 0.5, 83 % of SmolLM2-135M-Instruct's neurons and 99 % of Gemma 3 270M's have no class (orthogonal
-output): 0.83 (0.79 to 0.86) and 0.99 (0.99 to 1.00). SmolLM2 has the paper's picture over depth: strengthening neurons, nearly all conditional, are
-0.143 (0.106 to 0.179) of the first half of its layers and 0.025 (0.008 to 0.048) of the second, weakening ones
-0.022 (0.014 to 0.031) and 0.073 (0.053 to 0.094); median cos(k, v) falls with depth, -0.80 (-0.92 to -0.52). They are most in
-layers 18 to 20, not in the last. Gemma does not show it: the few weakening neurons it has are early ones, rank correlation with depth
--0.81 (-0.96 to -0.44), and median cos(k, v) has no trend, -0.23 (-0.86 to 0.36).
+At the paper's threshold of 0.5, 83 % of SmolLM2-135M-Instruct's neurons and 99 % of Gemma 3 270M's have no class
+(orthogonal output): 0.83 (0.79 to 0.86) and 0.99 (0.99 to 1.00). SmolLM2 has the paper's picture over depth:
+strengthening neurons, nearly all conditional, are 0.143 (0.106 to 0.179) of the first half of its layers and 0.025
+(0.008 to 0.048) of the second, weakening ones 0.022 (0.014 to 0.031) and 0.073 (0.053 to 0.094); median cos(k, v)
+falls with depth, -0.80 (-0.92 to -0.52). They are most in layers 18 to 20, not in the last. Gemma does not show it:
+the few weakening neurons it has are early ones, rank correlation with depth -0.81 (-0.96 to -0.44), and median cos(k,
+v) has no trend, -0.23 (-0.85 to 0.36).
 
-The threshold decides about the amount, not about the existence: in a class are 91 % of SmolLM2's neurons at 0.1, 53 % at 0.3, 2 % at
-0.7, and 69 %, 15 %, 0 % of Gemma's. Neurons with |cos(k, v)| above 0.2 are 55 % and 26 %, while mismatched rows of the same layers would make
-less than 0.1 %. Gemma's alignment hangs on coordinates: with the gain of the norm behind its MLPs folded in, which is what reaches
-the residual stream (`--fold-post-norm`), not one neuron has a class at 0.5 and 1.6 % have |cos(k, v)| above 0.2.
+The threshold decides about the amount, not about the existence: in a class are 91 % of SmolLM2's neurons at 0.1, 53 %
+at 0.3, 2 % at 0.7, and 69 %, 15 %, 0 % of Gemma's. Neurons with |cos(k, v)| above 0.2 are 55 % and 26 %, while
+mismatched rows of the same layers would make less than 0.1 %. Gemma's alignment hangs on coordinates: with the gain of
+the norm behind its MLPs folded in, which is what reaches the residual stream (`--fold-post-norm`), not one neuron has
+a class at 0.5 and 1.6 % have |cos(k, v)| above 0.2.
 
     python analyses/io_classes.py [MODEL...] [--out analyses/results/io_classes] [--figures analyses/figures]
 
-The classes are those of arXiv 2505.17936: what a neuron writes (v) against what its two branches read (k, q), with the gain of
-the norm folded in, as in that paper. For every model a table in the layout of the authors' own: a row per layer and a last
-one with the total, a column per class in their order, counts of neurons at threshold 0.5. The twelve models of the paper,
-where the hub can be reached and their licences have been accepted:
+The classes are those of arXiv 2505.17936: what a neuron writes (v) against what its two branches read (k, q), with the
+gain of the norm folded in, as in that paper. For every model a table in the layout of the authors' own: a row per
+layer and a last one with the total, a column per class in their order, counts of neurons at threshold 0.5. The twelve
+models of the paper, where the hub can be reached and their licences have been accepted:
 
     python analyses/io_classes.py --twelve --out twelve
 
@@ -75,7 +77,7 @@ def class_table(neurons: pd.DataFrame) -> pd.DataFrame:
 def sweep(report: gp.Report) -> pd.DataFrame:
     """A row per threshold: the share of all neurons in each class, and what mismatched rows would give.
 
-    `write_what_they_read` is the share with |cos(k, v)| above the threshold. `mismatched` is that share for mismatched rows,
+    `write_what_they_read` is the share with |cos(k, v)| above the threshold. `mismatched` is that for mismatched rows,
     as a normal distribution with their mean and standard deviation in each layer has it.
     """
     classes = report.classes.merge(report.layers[["layer", "n_neurons"]], on="layer")

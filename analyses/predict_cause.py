@@ -1,27 +1,29 @@
 """Does the asymmetry seen in the weights, or on text, predict what breaking the symmetry costs the model?
 
-SmolLM2-135M-Instruct, 30 layers. What exchange costs a layer follows one measure of ten, the asymmetry on text weighted by output energy:
-rank correlation 0.55 (0.18 to 0.83), which just stands after forty looks (p 0.04), and 0.53 (0.14 to 0.83) with the
-most changed neuron spared, which does not (p 0.07). From the weights alone nothing is certain: 0.38 (-0.03 to 0.75) for the Gaussian
-mean, -0.29 (-0.66 to 0.12) for |cos(q, k)|, 0.05 (-0.38 to 0.48) for the tensor asymmetry. What a bilinear fit costs does follow
-the weights: 0.61 (0.29 to 0.80) for the Gaussian mean (p 0.01), with depth taken out 0.59; no measure on text stands there.
+SmolLM2-135M-Instruct, 30 layers. What exchange costs a layer follows one measure of ten, the asymmetry on text
+weighted by output energy: rank correlation 0.55 (0.18 to 0.83), which just stands after forty looks (p 0.04), and 0.53
+(0.14 to 0.83) with the most changed neuron spared, which does not (p 0.07). From the weights alone nothing is certain:
+0.38 (-0.03 to 0.75) for the Gaussian mean, -0.29 (-0.66 to 0.12) for |cos(q, k)|, 0.05 (-0.38 to 0.48) for the tensor
+asymmetry. What a bilinear fit costs does follow the weights: 0.61 (0.29 to 0.80) for the Gaussian mean (p 0.01), with
+depth taken out 0.59; no measure on text stands there.
 
 Neurons: the tenth of a layer with the largest asymmetry on text costs 7.7 (6.4 to 10.6) times as much to exchange as
-random ones of the same energy, more in 28 of 28 layers; the tenth by the Gaussian value 1.8 (1.3 to 2.2) times, more in 25 of 28.
-In two layers each the energies could not be matched. Their change of the layer's output is larger by about as much (6.5 and 1.6 times): asymmetric neurons
-cost more because exchange changes more of their output, not because that change does more harm.
+random ones of the same energy, more in 28 of 28 layers; the tenth by the Gaussian value 1.8 (1.3 to 2.2) times, more
+in 25 of 28. In two layers each the energies could not be matched. The change of the layer's output is larger by about
+as much (6.5 and 1.6 times): asymmetric neurons cost more in proportion to what exchange changes, and nothing here says
+that a change of theirs does more harm.
 
     python analyses/predict_cause.py [MODEL...] [--out analyses/results/predict_cause] [--figures analyses/figures]
     python analyses/predict_cause.py --saved --out analyses/results/predict_cause    # without running the models again
 
-The first takes about three quarters of an hour a model on one core. Layer by layer: rank correlation of ten measures with four
-costs, KL a token for exchanging gate and up in that layer and for putting a bilinear fit in the place of its neurons, both
-also with the one neuron spared that changes most, since single neurons can be a layer's whole cost. Each correlation has a
-bootstrap interval over layers, its value with depth taken out, and a p for the largest of all forty of a model under
-permuted layers (`p_of_the_largest`): below 0.05 it stands after forty looks. Layers are permuted as if they were
-independent, which neighbours are not. Neuron by neuron: the tenth of each layer's neurons with the largest measure is exchanged,
-and as many random neurons of the same output energy. The measures on text are from a text that contains the one on which
-costs are taken.
+The first takes about three quarters of an hour a model on one core. Layer by layer: rank correlation of ten measures
+with four costs, KL a token for exchanging gate and up in that layer and for putting a bilinear fit in the place of its
+neurons, both also with the one neuron spared that changes most, since single neurons can be a layer's whole cost. Each
+correlation has a bootstrap interval over layers, its value with depth taken out, and a p for the largest of all forty
+of a model under permuted layers (`p_of_the_largest`): below 0.05 it stands after forty looks. Layers are permuted as
+if they were independent, which neighbours are not. Neuron by neuron: the tenth of each layer's neurons with the
+largest measure is exchanged, and as many random neurons of the same output energy. The measures on text are from a
+text that contains the one on which costs are taken.
 """
 
 from __future__ import annotations
@@ -157,7 +159,7 @@ def correlations(layers: pd.DataFrame, costs: pd.DataFrame, *, seed: int = 0) ->
 def largest_under_permutation(measures: np.ndarray, costs: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Rank correlations [measure, cost], and the largest of them, of either sign, under each permutation of the layers.
 
-    Measures and costs keep what they have in common among themselves, so that forty correlated looks do not count as forty.
+    What measures have in common with each other, and costs, they keep: forty correlated looks do not count as forty.
 
     Args:
         measures: [layer, measure].
@@ -179,7 +181,7 @@ def largest_under_permutation(measures: np.ndarray, costs: np.ndarray, seed: int
 def subsets(costs: pd.DataFrame) -> pd.DataFrame:
     """How much more the top neurons cost than their random controls: medians over layers, and in how many layers.
 
-    Only layers count whose two subsets have the same energy, within a tenth: where few neurons carry a layer, none have.
+    Only layers count whose two subsets have the same energy within a tenth, which few neurons that carry a layer forbid.
     """
     rows = []
     for measure, part in costs.groupby("measure", sort=False):

@@ -1,24 +1,26 @@
 """Is the gate matrix really of lower rank than the up matrix, and where does the down matrix stand?
 
-Yes, it is, and not for one common direction. In SmolLM2-135M-Instruct the gate has the lower rank of the two in all 30 layers
-by each of four counts: stable rank 0.49 (0.45 to 0.55) times that of the up matrix, and without the largest direction
-still 0.62 (0.58 to 0.67); participation ratio 0.83 (0.79 to 0.86); effective rank, to which the many small directions
-matter most, only 0.99 (0.99 to 0.99). In Gemma 3 270M the stable rank is lower in all 18 layers, 0.76 (0.64 to 0.86), the others in 14 of
-18, 0.92 (0.88 to 0.96) for the participation ratio; after adjustment for twelve comparisons those sign tests do not stand (p 0.25).
-There the gain of the norm, which both matrices share, covers the difference: without it (`--without-gain`) the gate is lower
-in all 18 layers by all four, its stable rank 0.49 (0.40 to 0.59) times the other.
+Yes, it is, and not for one common direction. In SmolLM2-135M-Instruct the gate has the lower rank of the two in all 30
+layers by each of four counts: stable rank 0.49 (0.44 to 0.55) times that of the up matrix, and without the largest
+direction still 0.62 (0.58 to 0.67); participation ratio 0.83 (0.79 to 0.86); effective rank, to which the many small
+directions matter most, only 0.99 (0.99 to 0.99). In Gemma 3 270M the stable rank is lower in all 18 layers, 0.76 (0.64
+to 0.86), the others in 14 of 18, 0.92 (0.87 to 0.97) for the participation ratio; after adjustment for twelve
+comparisons those sign tests do not stand (p 0.25). There the gain of the norm, which both matrices share, covers the
+difference: without it (`--without-gain`) the gate is lower in all 18 layers by all four, its stable rank 0.49 (0.40 to
+0.59) times the other.
 
-Against the down matrix there is no such rule. By stable rank SmolLM2's gate is no lower, 0.92 (0.76 to 1.12) and 16 of 30 layers;
-by effective rank it is, 0.96 (0.95 to 0.97) and 29 of 30. In Gemma the down matrix has by far the most directions, since the gain
-narrows what gate and up read: effective rank of the gate 0.67 (0.59 to 0.76) times that of down, 18 of 18.
+Against the down matrix there is no such rule. By stable rank SmolLM2's gate is no lower, 0.92 (0.76 to 1.12) and 16 of
+30 layers; by effective rank it is, 0.96 (0.95 to 0.97) and 29 of 30. In Gemma the down matrix has by far the most
+directions, since the gain narrows what gate and up read: effective rank of the gate 0.67 (0.59 to 0.76) times that of
+down, 18 of 18.
 
     python analyses/spectra.py [MODEL...] [--out analyses/results/spectra] [--figures analyses/figures]
 
-All singular values of the three matrices of every layer, the norm's gain folded in and rows scaled to norm 1, so that no choice
-of coordinates enters. Four counts of directions: stable rank (sum p^2 / max p^2), participation ratio ((sum p^2)^2 / sum
-p^4), effective rank (Roy & Vetterli 2007: exp of the entropy of p / sum p), and the stable rank of what is left without the
-largest direction. They are compared in pairs of one layer, by the mean of the log ratio with an interval over layers, and by
-a sign test, whose p is adjusted for all comparisons of one model (Holm).
+All singular values of the three matrices of every layer, the norm's gain folded in and rows scaled to norm 1, so that
+no choice of coordinates enters. Four counts of directions: stable rank (sum p^2 / max p^2), participation ratio ((sum
+p^2)^2 / sum p^4), effective rank (Roy & Vetterli 2007: exp of the entropy of p / sum p), and the stable rank of what
+is left without the largest direction. They are compared in pairs of one layer, by the mean of the log ratio with an
+interval over layers, and by a sign test, whose p is adjusted for all comparisons of one model (Holm).
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ RANKS = ("stable_rank", "participation_ratio", "effective_rank", "stable_rank_wi
 
 
 def singular_values(rows: torch.Tensor) -> np.ndarray:
-    """Of a matrix [d_mlp, d_model] with its rows scaled to norm 1, descending; zero rows have no direction and are left out."""
+    """Of a matrix [d_mlp, d_model] with its rows scaled to norm 1, descending; zero rows are left out."""
     rows = rows.double()
     norms = rows.norm(dim=1, keepdim=True)
     unit = rows[norms[:, 0] > 0] / norms[norms[:, 0] > 0]

@@ -176,7 +176,7 @@ def partial_rank_correlation(x: np.ndarray, y: np.ndarray, given: np.ndarray) ->
 
 
 def sign_test(differences: Sequence[float] | np.ndarray) -> tuple[int, int, float]:
-    """How many of the differences that are not 0 lie above it, of how many, and the two-sided p of so uneven a split."""
+    """How many of the differences that are not 0 lie above it, of how many, and the two-sided p."""
     values = np.asarray(differences, dtype=float)
     values = values[np.isfinite(values) & (values != 0)]
     above = int((values > 0).sum())

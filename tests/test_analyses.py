@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -410,3 +411,53 @@ def test_every_analysis_of_a_tiny_model(model, text, tmp_path, monkeypatch, caps
     before = {path.name: path.read_bytes() for path in (tmp_path / "predict-cause").iterdir()}
     predict_cause.main(["tiny", "--saved", "--out", str(tmp_path / "predict-cause"), "--figures", str(tmp_path)])
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "predict-cause").iterdir()}
+
+
+# -- findings ---------------------------------------------------------------------------------------
+
+NUMBER = r"(-?\d+(?:\.\d+)?)"
+QUOTED = re.compile(rf"{NUMBER} \({NUMBER} to {NUMBER}\)")
+
+
+def intervals(directory: Path) -> np.ndarray:
+    """Every (value, low, high) in the tables of an analysis, [interval, 3]."""
+    found = []
+    for path in directory.glob("*.csv"):
+        table = pd.read_csv(path)
+        for name in table.columns:
+            if f"{name}_low" in table:
+                found.append(table[[name, f"{name}_low", f"{name}_high"]].dropna().to_numpy())
+    return np.concatenate(found)
+
+
+def unmatched(text: str, found: np.ndarray) -> list[str]:
+    """Intervals quoted in a text that are in no table, to the digits that they are quoted with."""
+    text, out = " ".join(text.replace("\N{MINUS SIGN}", "-").split()), []
+    for quote in QUOTED.finditer(text):
+        values = np.array([float(part) for part in quote.groups()])
+        digits = [len(part.partition(".")[2]) for part in quote.groups()]
+        room = 0.5 * 10.0 ** -np.array(digits) + 1e-4
+        if not (np.abs(found - values) <= room).all(1).any():
+            out.append(quote[0])
+    return out
+
+
+NAMES = ("atlas", "gaussian_or_text", "io_classes", "predict_cause", "spectra")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_interval_of_a_finding_is_in_its_tables(name):
+    doc = sys.modules[name].__doc__
+    tables = [intervals(place) for place in (ROOT / "analyses" / "results").glob(f"{name}*")]
+    assert len(QUOTED.findall(" ".join(doc.split()))) >= 5
+    assert unmatched(doc, np.concatenate(tables)) == []
+
+
+def test_every_interval_of_the_readme_is_in_a_table():
+    text = (ROOT / "analyses" / "README.md").read_text(encoding="utf-8")
+    tables = [intervals(place) for name in NAMES for place in (ROOT / "analyses" / "results").glob(f"{name}*")]
+    assert len(QUOTED.findall(text.replace("\N{MINUS SIGN}", "-"))) >= 8
+    assert unmatched(text, np.concatenate(tables)) == []
+    assert unmatched("0.58 (0.55 to 0.62)", np.concatenate(tables)) == ["0.58 (0.55 to 0.62)"]
+    for name in (*NAMES, "train_forms"):
+        assert f"`{name}.py`" in text
