@@ -3,7 +3,9 @@
 SmolLM2-135M-Instruct (SwiGLU) lies between the ends: its layers stand at 0.58 (0.55 to 0.61) on the way from bilinear
 (0) to ReLU (1), nearly all of them between 0.52 and 0.72. Layer 0 is the exception, at 0.25, with more than half of
 its neurons near bilinear; elsewhere 2 % at most are near that end, and 15 % at most, in the last layer, near ReLU.
-Gemma 3 270M (GeGLU) is a ReLU model for all purposes: 0.995 (0.993 to 0.998), every neuron at the ReLU end.
+Gemma 3 270M (GeGLU) is by its weights a ReLU model: 0.995 (0.993 to 0.998), every neuron at the ReLU end. That is said
+of isotropic input: on text its gates work at a twentieth of that scale and its late layers are nearer to bilinear
+(`gaussian_or_text.py`).
 
 What places a layer is the scale of its gate, as it must where the activation is fixed (rank correlation over layers
 0.99 (0.95 to 1.00) and 0.99 (0.95 to 1.00)), not how its branches are aligned (-0.13 (-0.49 to 0.26) in SmolLM2).

@@ -7,21 +7,26 @@ where errors of the text would allow 0.97 and 0.98. More than half of the neuron
 
 For means of layers, by luck in SmolLM2: 0.114 on text, 0.110 predicted, difference 0.004 (-0.002 to 0.010), rank
 correlation over layers 0.51 (0.15 to 0.79). A Gaussian with the text's own covariance predicts half of that, 0.056
-(0.051 to 0.061), since branches are better correlated on text than on isotropic input; means and tails make up for it.
-In Gemma the means part: early layers are more asymmetric on text than predicted (layer 0: 0.33 against 0.21), late
-ones far less (layers 15 to 17: 0.05 against 0.16), although by its scale each of their gates is a ReLU.
+(0.051 to 0.061); means and tails make up for it. In Gemma the means part: early layers are more asymmetric on text
+than predicted (layer 0: 0.33 against 0.21), late ones far less (layers 15 to 17: 0.05 against 0.16).
 
-Which way it fails goes with how often the gate is on. A gate that is mostly on passes b through and is bilinear, one
-that is mostly off leaves exchange to put something where there was nothing: text minus prediction falls with the share
-of tokens on which the gate is on, by rank correlations of -0.58 (-0.63 to -0.53) and -0.54 (-0.65 to -0.44) within
-layers. (How far it fails hardly goes with the distance of the gate's mean from 0: 0.17 (0.11 to 0.23) and 0.07 (-0.05
-to 0.21).) The neurons that weigh most among those that break it are such ones, means of the gate several standard
-deviations from 0: neuron 1229 of SmolLM2's layer 11 (off, 0.50 on text, 0.015 predicted, 87 % of the layer's output
-energy), neuron 1015 of Gemma's layer 10 (on, 0.00 on text, 0.21 predicted, 37 %). The covariance alone helps the ranks
-within layers some of the way, to 0.34 (0.31 to 0.37) and 0.42 (0.39 to 0.45). Outputs of whole layers: rank
-correlation 0.03 (-0.39 to 0.44) and 0.54 (0.11 to 0.79).
+The scale is what breaks it there. |q| is the standard deviation of the gate's pre-activation on isotropic input, 3 to
+31 in Gemma, where every gate is a ReLU. On text it is 0.055 (0.039 to 0.059) times that, 0.19 to 0.97: most of what
+varies in the input lies where gates do not read, and late gates work where they are nearly linear. Over layers the
+asymmetry on text follows that scale, 0.98 (0.90 to 1.00). In SmolLM2 it is about half of |q|, 0.53 (0.51 to 0.63), and
+says less, 0.38 (0.02 to 0.67).
 
-One text of 4,200 tokens; fifty-odd figures a model, none of them adjusted for that.
+Within a layer, which way it fails goes with how often the gate is on. A gate that is mostly on passes b through and is
+bilinear, one that is mostly off leaves exchange to put something where there was nothing: text minus prediction falls
+with the share of tokens on which the gate is on, by rank correlations of -0.58 (-0.63 to -0.53) and -0.54 (-0.65 to
+-0.44) within layers. (How far it fails hardly goes with the distance of the gate's mean from 0: 0.17 (0.11 to 0.23)
+and 0.07 (-0.05 to 0.21).) The neurons that weigh most among those that break it are such ones, means of the gate
+several standard deviations from 0: neuron 1229 of SmolLM2's layer 11 (off, 0.50 on text, 0.015 predicted, 87 % of the
+layer's output energy), neuron 1015 of Gemma's layer 10 (on, 0.00 on text, 0.21 predicted, 37 %). The covariance alone
+helps the ranks within layers some of the way, to 0.34 (0.31 to 0.37) and 0.42 (0.39 to 0.45). Outputs of whole layers:
+rank correlation 0.03 (-0.39 to 0.44) and 0.54 (0.11 to 0.79).
+
+One text of 4,200 tokens; some two dozen figures a model, whose intervals are not adjusted for that.
 
     python analyses/gaussian_or_text.py [MODEL...] [--out analyses/results/gaussian_or_text] [--figures DIR]
 
@@ -119,6 +124,7 @@ def agreement(neurons: pd.DataFrame) -> pd.DataFrame:
                 f"{name}_off": np.abs(text - value)[known].mean(),
                 f"{name}_rank_correlation": rank_correlation(value[known], text[known]),
             }
+        row["scale"], row["scale_on_text"] = part["query_norm"].median(), part["gate_std_text"].median()
         active = part["gate_active_text"].to_numpy(dtype=float)
         row["one_sided"] = np.mean((active < ONE_SIDED) | (active > 1 - ONE_SIDED))
         row["change_follows_gate_active"] = rank_correlation(active, text - part["isotropic"].to_numpy(dtype=float))
@@ -143,7 +149,15 @@ def summary(layers: pd.DataFrame, by_layer: pd.DataFrame) -> pd.DataFrame:
     depth = frame["layer"].to_numpy(dtype=float)
     bias = frame["isotropic_bias"].to_numpy(dtype=float)
     significant = np.abs(bias) > 2 * frame[f"{TEXT}_mean_se"].to_numpy(dtype=float)
-    figures = {"exchange asymmetry of neurons on text": bootstrap(np.mean, frame["text"])}
+    figures = {
+        "exchange asymmetry of neurons on text": bootstrap(np.mean, frame["text"]),
+        "scale of the gate on text over |q|, medians of layers": bootstrap(
+            np.median, frame["scale_on_text"] / frame["scale"]
+        ),
+        "rank correlation of text with the scale on text over layers": bootstrap(
+            rank_correlation, frame["text"], frame["scale_on_text"]
+        ),
+    }
     for name in PREDICTIONS:
         mean = frame[name].to_numpy(dtype=float)
         figures |= {
