@@ -16,7 +16,7 @@ that a change of theirs does more harm.
     python analyses/predict_cause.py [MODEL...] [--out analyses/results/predict_cause] [--figures analyses/figures]
     python analyses/predict_cause.py --saved --out analyses/results/predict_cause    # without running the models again
 
-The first takes about three quarters of an hour a model on one core. Layer by layer: rank correlation of ten measures
+The first takes a quarter to half an hour of one core a model. Layer by layer: rank correlation of ten measures
 with four costs, KL a token for exchanging gate and up in that layer and for putting a bilinear fit in the place of its
 neurons, both also with the one neuron spared that changes most, since single neurons can be a layer's whole cost. Each
 correlation has a bootstrap interval over layers, its value with depth taken out, and a p for the largest of all forty

@@ -28,7 +28,10 @@ import predict_cause  # noqa: E402
 import spectra  # noqa: E402
 import study  # noqa: E402
 
-RNG = np.random.default_rng(0)
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +70,8 @@ def planted(directory: Path, edit, *, layers: int = 6, d_mlp: int = 40, d_model:
 # -- statistics -------------------------------------------------------------------------------------
 
 
-def test_rank_correlations_are_scipys_and_partial_ones_those_of_residuals():
-    x, y, z = RNG.integers(0, 6, (3, 40)).astype(float)
+def test_rank_correlations_are_scipys_and_partial_ones_those_of_residuals(rng):
+    x, y, z = rng.integers(0, 6, (3, 40)).astype(float)
     assert study.rank_correlation(x, y) == pytest.approx(spearmanr(x, y).statistic)
     ranks = [pd.Series(part).rank().to_numpy() for part in (x, y, z)]
     design = np.column_stack([ranks[2], np.ones(40)])
@@ -77,23 +80,23 @@ def test_rank_correlations_are_scipys_and_partial_ones_those_of_residuals():
     assert np.isnan(study.rank_correlation(x, np.ones(40)))
 
 
-def test_what_follows_depth_alone_is_gone_when_depth_is_taken_out():
+def test_what_follows_depth_alone_is_gone_when_depth_is_taken_out(rng):
     depth = np.arange(200.0)
-    x, y = depth + RNG.normal(0, 30, (2, 200))
+    x, y = depth + rng.normal(0, 30, (2, 200))
     assert study.rank_correlation(x, y) > 0.6
     assert abs(study.partial_rank_correlation(x, y, depth)) < 0.2
 
 
-def test_an_interval_holds_the_truth_about_as_often_as_it_says():
+def test_an_interval_holds_the_truth_about_as_often_as_it_says(rng):
     held = 0
     for _ in range(100):
-        low, high = study.bootstrap(np.mean, RNG.normal(1.0, 2.0, 30), draws=300)[1:]
+        low, high = study.bootstrap(np.mean, rng.normal(1.0, 2.0, 30), draws=300)[1:]
         held += low < 1.0 < high
     assert 85 <= held <= 99
 
 
-def test_layers_where_something_is_missing_are_left_out_of_an_interval():
-    x, y = RNG.normal(size=(2, 12))
+def test_layers_where_something_is_missing_are_left_out_of_an_interval(rng):
+    x, y = rng.normal(size=(2, 12))
     holed = x.copy(), y.copy()
     holed[0][3], holed[1][7] = np.nan, np.inf
     kept = np.delete(np.arange(12), [3, 7])
@@ -205,9 +208,9 @@ def test_a_prediction_that_is_borne_out_and_neurons_that_break_it(on_text):
     assert (worst.layer, worst.neuron) == (1, 5)
 
 
-def test_the_bound_of_the_errors_is_met_by_a_perfect_prediction():
+def test_the_bound_of_the_errors_is_met_by_a_perfect_prediction(rng):
     """Noise of known size on true values: the truth correlates with what is measured as much as `reliability` says."""
-    true, error = RNG.uniform(0.1, 0.3, 4000), 0.05
+    true, error = rng.uniform(0.1, 0.3, 4000), 0.05
     columns = (
         "query_norm",
         "gate_std_text",
@@ -220,7 +223,7 @@ def test_the_bound_of_the_errors_is_met_by_a_perfect_prediction():
     neurons = pd.DataFrame(dict.fromkeys(columns, 1.0), index=range(4000)).assign(
         layer=0, breaks=False, isotropic=true, matched=true
     )
-    neurons[gaussian_or_text.TEXT] = true + RNG.normal(0, error, 4000)
+    neurons[gaussian_or_text.TEXT] = true + rng.normal(0, error, 4000)
     neurons[gaussian_or_text.ERROR] = error
     [row] = gaussian_or_text.agreement(neurons).itertuples()
     assert np.sqrt(row.reliability) == pytest.approx(np.corrcoef(true, neurons[gaussian_or_text.TEXT])[0, 1], abs=0.02)
@@ -332,13 +335,13 @@ def test_mismatched_rows_write_what_they_read_as_often_as_expected(tmp_path):
 # -- cause ------------------------------------------------------------------------------------------
 
 
-def cause_frames(follows: str | None, layers: int = 30) -> tuple[pd.DataFrame, pd.DataFrame]:
+def cause_frames(rng, follows: str | None, layers: int = 30) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Random measures and costs of layers; the costs of exchange follow one measure."""
-    measures = pd.DataFrame({name: RNG.normal(size=layers) for name in predict_cause.MEASURES})
+    measures = pd.DataFrame({name: rng.normal(size=layers) for name in predict_cause.MEASURES})
     measures.insert(0, "layer", np.arange(layers))
     costs = pd.DataFrame(
         [
-            {"layers": str(layer), "intervention": intervention, "kl": RNG.normal(), "kl_spared": RNG.normal()}
+            {"layers": str(layer), "intervention": intervention, "kl": rng.normal(), "kl_spared": rng.normal()}
             for layer in range(layers)
             for intervention in predict_cause.COSTS
         ]
@@ -348,15 +351,15 @@ def cause_frames(follows: str | None, layers: int = 30) -> tuple[pd.DataFrame, p
     return measures, costs
 
 
-def test_a_measure_that_predicts_stands_after_forty_looks_and_chance_does_not(monkeypatch):
+def test_a_measure_that_predicts_stands_after_forty_looks_and_chance_does_not(rng, monkeypatch):
     monkeypatch.setattr(predict_cause, "PERMUTATIONS", 300)
     monkeypatch.setattr(study, "DRAWS", 20)
-    found = predict_cause.correlations(*cause_frames("tensor_asymmetry")).set_index(["cost", "measure"])
+    found = predict_cause.correlations(*cause_frames(rng, "tensor_asymmetry")).set_index(["cost", "measure"])
     hit = found.loc[("kl of exchange", "tensor_asymmetry")]
     assert hit["rank_correlation"] == hit["rank_correlation_high"] == pytest.approx(1)
     assert hit["p_of_the_largest"] < 0.01
     assert len(found) == 40
-    smallest = [predict_cause.correlations(*cause_frames(None))["p_of_the_largest"].min() for _ in range(8)]
+    smallest = [predict_cause.correlations(*cause_frames(rng, None))["p_of_the_largest"].min() for _ in range(8)]
     assert sum(p < 0.05 for p in smallest) <= 2  # while of forty single tests some are below 0.05 nearly every time
     assert max(smallest) > 0.3
 
