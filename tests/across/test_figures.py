@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -216,3 +219,22 @@ def test_a_figure_that_fails_does_not_cost_the_data(run, tmp_path, monkeypatch):
     assert (tmp_path / "differences.csv").exists()
     assert (tmp_path / "figures" / "profile_cos_kv.svg").exists()
     assert "could not be drawn" in (tmp_path / "compare.html").read_text()
+
+
+def test_they_are_public(run, ax):
+    for name in ("angle_histogram", "angle_profile", "angle_trajectory", "difference_heatmap", "model_profiles",
+                 "movement_scatter", "trajectory"):  # fmt: skip
+        assert getattr(gp.figures, name) is getattr(figures, name)
+        assert name in dir(gp.figures)
+    assert gp.figures.model_profiles(run.layers, ax=ax).get_ylabel() == "exchange_asymmetry"
+    with pytest.raises(AttributeError, match="has no attribute 'model_profile'"):
+        _ = gp.figures.model_profile
+
+
+def test_they_can_be_imported_first():
+    """Before the figures that they build on, which know them."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import glu_probe.across.figures as f, glu_probe as gp; gp.figures.trajectory is f.trajectory or 1/0"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
