@@ -4,19 +4,29 @@ Nothing here opens a window, changes a style or keeps a figure: with `ax` given,
 figure is made the way seaborn makes one. What is missing in a frame is drawn as missing.
 """
 
+from .angles import angle_histogram, angle_profile, angle_trajectory
 from .axes import figure_axes, label_positions, layer_labels
 from .causal import causal_grid_size, causal_heatmap, causal_profile
+from .effects import EFFECT_MEASURES, difference_heatmap, effect_grid_size, effect_limit
 from .heatmaps import HEATMAP_MEASURES, expert_grid_size, expert_heatmap, layer_heatmap
-from .neurons import neuron_scatter, text_scatter
+from .models import model_profiles, model_trajectory
+from .neurons import movement_scatter, neuron_scatter, text_scatter
 from .phase import phase_diagram
 from .profiles import class_bars, layer_lines, layer_profile
 
 __all__ = [
+    "EFFECT_MEASURES",
     "HEATMAP_MEASURES",
+    "angle_histogram",
+    "angle_profile",
+    "angle_trajectory",
     "causal_grid_size",
     "causal_heatmap",
     "causal_profile",
     "class_bars",
+    "difference_heatmap",
+    "effect_grid_size",
+    "effect_limit",
     "expert_grid_size",
     "expert_heatmap",
     "figure_axes",
@@ -25,6 +35,9 @@ __all__ = [
     "layer_labels",
     "layer_lines",
     "layer_profile",
+    "model_profiles",
+    "model_trajectory",
+    "movement_scatter",
     "neuron_scatter",
     "phase_diagram",
     "text_scatter",
