@@ -66,6 +66,11 @@ def several(names: list[str], at_most: int = 4) -> str:
     return ", ".join(names[:at_most]) + more
 
 
+def listed(names: list[str]) -> str:
+    """As "a, b and c"."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
 # -- sentences -------------------------------------------------------------------------------------
 
 
@@ -118,13 +123,8 @@ def along_the_depth(layers: pd.DataFrame) -> str:
     return _hardly(start, steady)
 
 
-def _listed(names: list[str]) -> str:
-    """a, b and c."""
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-
-
 def _hardly(start: str, steady: list[str]) -> str:
-    return f"{start}, {_listed(steady)} hardly change{'' if len(steady) > 1 else 's'}." if steady else ""
+    return f"{start}, {listed(steady)} hardly change{'' if len(steady) > 1 else 's'}." if steady else ""
 
 
 def _by_layer(layers: pd.DataFrame, column: str) -> pd.Series:

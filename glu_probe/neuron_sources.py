@@ -18,7 +18,7 @@ from .frames import LayerResult, join, neuron_frame
 from .measures.neuron import flags, neuron_measures
 from .measures.products import row_products
 from .neurons import GatedLayer
-from .report import Report
+from .report import Report, is_saved_report
 from .selection import select_layers
 
 Source = Report | pd.DataFrame | Checkpoint | GatedLayer | str | os.PathLike
@@ -41,17 +41,9 @@ def opened(source: Source) -> Report | pd.DataFrame | Checkpoint | GatedLayer:
             f"neurons cannot be searched for in {type(source).__name__}",
             hint="Give a Report, its frame of neurons, a Checkpoint, a GatedLayer, or the name of a model or a report",
         )
-    if is_report(source):
+    if is_saved_report(source):
         return Report.load(Path(source).expanduser())
     return open_checkpoint(source)
-
-
-def is_report(source: str | os.PathLike) -> bool:
-    """Whether it is the directory of a saved report."""
-    try:
-        return Path(source).expanduser().joinpath("provenance.json").is_file()
-    except (OSError, RuntimeError, ValueError):  # a name too long, or ~name of a user that does not exist
-        return False
 
 
 def neuron_rows(

@@ -110,11 +110,11 @@ class Report:
 
     def draw(self, directory: str | os.PathLike) -> list[str]:
         """Write figures/*.png, figures/*.svg and report.html alone; see `save`."""
-        from .page.report_page import write_page
+        from .page.report_page import report_page
 
         directory = prepare_directory(directory)
         with refusals(directory):
-            return write_page(self, directory)
+            return report_page(self).write(directory)
 
     @classmethod
     def load(cls, directory: str | os.PathLike) -> Report:
@@ -137,16 +137,16 @@ class Report:
             contexts = pd.read_parquet(kept) if kept.exists() else None
         except (OSError, ValueError) as error:
             raise NoReport(
-                f"there is no complete report here ({_first_line(error)})", where=directory,
+                f"there is no complete report here ({cause(error)})", where=directory,
                 hint="Make one with `glu-probe report MODEL -o DIR`",
             ) from None  # fmt: skip
         return cls(layers, neurons, classes, provenance, contexts)
 
     def to_html(self) -> str:
         """The report as one self-contained page."""
-        from .page.report_page import page_of
+        from .page.report_page import report_page
 
-        return page_of(self)
+        return report_page(self).html()
 
     def to_markdown(self) -> str:
         """The main results for a README or a model card: sentences, a table of at most about 20 rows, where they come from."""
@@ -154,6 +154,14 @@ class Report:
         from .markdown import report_markdown
 
         return report_markdown(self.layers, self.neuron_columns(*COLUMNS), self.provenance)
+
+
+def is_saved_report(source: str | os.PathLike) -> bool:
+    """Whether it is the directory of a saved report."""
+    try:
+        return Path(source).expanduser().joinpath("provenance.json").is_file()
+    except (OSError, RuntimeError, ValueError):  # a name too long, or ~name of a user that does not exist
+        return False
 
 
 def _contexts_files(contexts: pd.DataFrame | None) -> list[tuple[str, Callable[[Path], object] | None]]:
@@ -165,9 +173,10 @@ def _contexts_files(contexts: pd.DataFrame | None) -> list[tuple[str, Callable[[
     ]
 
 
-def _first_line(error: Exception) -> str:
-    if isinstance(error, FileNotFoundError) and error.filename:
-        return f"no {Path(error.filename).name}"
+def cause(error: Exception) -> str:
+    """Why a file could not be read, in a few words."""
+    if isinstance(error, FileNotFoundError):
+        return f"no {Path(error.filename or str(error)).name}"  # of a parquet file the path is all that is said
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from ..arguments import whole_number
 from ..errors import BadOption, NoReport
-from ..report import prepare_directory, write_atomically, write_text
+from ..report import cause, prepare_directory, refusals, write_atomically, write_text
 
 _SMALL = 20_000  # rows up to which a frame is written as csv too
 _FRAMES = ("layers", "differences", "neurons", "mlps")
@@ -114,8 +114,6 @@ class Comparison:
         Raises:
             CannotWrite: the directory or a file in it cannot be written.
         """
-        from ..report import refusals
-
         directory = prepare_directory(directory)
         with refusals(directory):
             for name in _FRAMES:
@@ -130,25 +128,17 @@ class Comparison:
 
     def draw(self, directory: str | os.PathLike) -> list[str]:
         """Write figures/*.png, figures/*.svg and compare.html alone; see `save`."""
-        from ..report import refusals
-        from .page import page, pictures
+        from ..page.comparison_page import comparison_page
 
         directory = prepare_directory(directory)
-        drawn, troubles = pictures(self)
         with refusals(directory):
-            (directory / "figures").mkdir(exist_ok=True)
-            for picture in drawn:
-                for ending, data in picture.files.items():
-                    path = directory / "figures" / f"{picture.name}.{ending}"
-                    write_atomically(path, lambda p, d=data: p.write_bytes(d))
-            write_text(directory / "compare.html", page(self, drawn))
-        return troubles
+            return comparison_page(self).write(directory)
 
     def to_html(self) -> str:
         """The comparison as one self-contained page."""
-        from .page import page, pictures
+        from ..page.comparison_page import comparison_page
 
-        return page(self, pictures(self)[0])
+        return comparison_page(self).html()
 
     @classmethod
     def load(cls, directory: str | os.PathLike) -> Comparison:
@@ -162,14 +152,17 @@ class Comparison:
             frames = [pd.read_parquet(directory / f"{name}.parquet") for name in _FRAMES]
             provenance = json.loads((directory / "provenance.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            absent = [
-                name
-                for name in (*(f"{frame}.parquet" for frame in _FRAMES), "provenance.json")
-                if not (directory / name).exists()
-            ]
-            found = f"no {absent[0]}" if absent else str(error).splitlines()[0]
             raise NoReport(
-                f"there is no complete comparison here ({found})",
-                where=directory, hint="Make one with `glu-probe compare MODEL MODEL -o DIR`",
+                f"there is no complete comparison here ({cause(error)})", where=directory,
+                hint="Make one with `glu-probe compare MODEL MODEL -o DIR`",
             ) from None  # fmt: skip
         return cls(*frames, provenance)
+
+
+def is_saved_comparison(directory: str | os.PathLike) -> bool:
+    """Whether the provenance in this directory is that of a comparison."""
+    try:
+        provenance = json.loads((Path(directory) / "provenance.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(provenance, dict) and {"base", "models"} <= {*provenance}

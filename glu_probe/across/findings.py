@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from ..headlines import listed, percent
+
 if TYPE_CHECKING:
     from .comparison import Comparison
 
@@ -29,19 +31,12 @@ def findings(comparison: Comparison) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
-def _listed(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-def _percent(value: float) -> str:
-    return f"{value:.0%}".replace("%", " %")
-
-
 def _number(value: float) -> str:
     return f"{value:+.2g}" if abs(value) < 1e4 else f"{value:+.3g}"
 
 
-def _place(row: pd.Series) -> str:
+def place(row: pd.Series) -> str:
+    """A row of the differences by name."""
     where = f"layer {row['layer']}" if "layer" in row else f"relative depth {row['relative_depth']:.2f}"
     return where if row["tower"] == "text" else f"{where} of {row['tower']}"
 
@@ -51,9 +46,9 @@ def _overview(comparison: Comparison) -> str:
     gated = comparison.layers[~comparison.layers["no_mlp"].astype(bool)]
     for facts in comparison.provenance["models"]:
         rows = gated[gated["model"] == facts["name"]]
-        gates = _listed(sorted({*rows["activation"].dropna()}) or ["unknown activation"])
+        gates = listed(sorted({*rows["activation"].dropna()}) or ["unknown activation"])
         stored = sorted({dtype for tower in facts.get("towers", {}).values() for dtype in tower.get("dtypes", ())})
-        kept = f", stored as {_listed(stored)}" if stored else ""
+        kept = f", stored as {listed(stored)}" if stored else ""
         words.append(f"{facts['name']} ({rows[['tower', 'layer']].drop_duplicates().shape[0]} layers, {gates}{kept})")
     others = words[1:] if len(words) <= _NAMED + 1 else [*words[1:3], f"{len(words) - 3} more"]
     how = (
@@ -61,7 +56,7 @@ def _overview(comparison: Comparison) -> str:
         if comparison.provenance["align"] == "layer"
         else f"in {comparison.differences.groupby('tower')['depth_bin'].nunique().max()} bins of relative depth"
     )
-    return f"{words[0]} is the base, beside it {_listed(others)}; they are compared {how}."
+    return f"{words[0]} is the base, beside it {listed(others)}; they are compared {how}."
 
 
 def _regime(comparison: Comparison) -> str:
@@ -84,21 +79,21 @@ def _regime(comparison: Comparison) -> str:
         low, high = min(shares, key=shares.get), max(shares, key=shares.get)
         first, last = next(iter(shares)), list(shares)[-1]
         values = (
-            f"{first} stands at {_percent(shares[first])} and {last} at {_percent(shares[last])}, the lowest is {low} "
-            f"({_percent(shares[low])}), the highest {high} ({_percent(shares[high])})"
+            f"{first} stands at {percent(shares[first])} and {last} at {percent(shares[last])}, the lowest is {low} "
+            f"({percent(shares[low])}), the highest {high} ({percent(shares[high])})"
         )
     else:
         first, *rest = [
-            f"{model} {'at' if index else 'stands at'} {_percent(share)}"
+            f"{model} {'at' if index else 'stands at'} {percent(share)}"
             for index, (model, share) in enumerate(shares.items())
         ]
-        values = _listed([first, *rest])
+        values = listed([first, *rest])
     text = f"Between bilinear (0 %) and ReGLU (100 %), by mean exchange asymmetry over that of ReLU gates, {values}"
     if rows.empty or rows["difference"].abs().max() < 0.005:
         return f"{text}; no layer differs by as much as 0.5 points."
     most = rows.loc[rows["difference"].abs().idxmax()]
     other = "" if len(comparison.models) == 2 else f" in {most['model']}"
-    return f"{text}; the largest step is at {_place(most)}, from {_percent(most['base_value'])} to {_percent(most['value'])}{other}."
+    return f"{text}; the largest step is at {place(most)}, from {percent(most['base_value'])} to {percent(most['value'])}{other}."
 
 
 def _effects(comparison: Comparison, model: str) -> str:
@@ -116,7 +111,7 @@ def _effects(comparison: Comparison, model: str) -> str:
     most = size.index[0]
     if size.iloc[0] < _SMALL:
         largest = rows.loc[rows["effect"].abs().idxmax()]
-        where = f"{largest['measure']} at {_place(largest)} (d = {_number(largest['effect'])})"
+        where = f"{largest['measure']} at {place(largest)} (d = {_number(largest['effect'])})"
         if abs(largest["effect"]) < _NOTABLE:
             return (
                 f"No neuron measure of {model} differs from {comparison.base} by as much as {_NOTABLE:g} standard deviations of "
@@ -128,10 +123,10 @@ def _effects(comparison: Comparison, model: str) -> str:
         )
     here = rows[rows["measure"] == most]
     top = here.loc[here["effect"].abs().idxmax()]
-    then = _listed([f"{name} ({_number(middle[name])})" for name in size.index[1:3]]) if len(size) > 1 else ""
+    then = listed([f"{name} ({_number(middle[name])})" for name in size.index[1:3]]) if len(size) > 1 else ""
     return (
         f"In units of the spread between neurons, {model} differs from {comparison.base} most in {most}: Cohen's d is "
-        f"{_number(middle[most])} in the median over places, most at {_place(top)} ({_number(top['effect'])})"
+        f"{_number(middle[most])} in the median over places, most at {place(top)} ({_number(top['effect'])})"
         f"{f'; then come {then}' if then else ''}."
     )
 
@@ -148,13 +143,13 @@ def _rounding(comparison: Comparison) -> str:
     if len(groups) > _FEW:
         beyond, count = int(known["beyond_rounding"].sum()), len(known)
         least, most = (pick(groups, key=lambda pair: pair[1]["beyond_rounding"].mean()) for pick in (min, max))
-        ends = [f"{_percent(here['beyond_rounding'].mean())} in {model}" for model, here in (least, most)]
+        ends = [f"{percent(here['beyond_rounding'].mean())} in {model}" for model, here in (least, most)]
         return f"{text}: {beyond:,} of the {count:,} found here are larger ({ends[0]} to {ends[1]})."
     for model, here in groups:
         beyond = int(here["beyond_rounding"].sum())
-        share = f"{beyond:,} of the {len(here):,} of {model} are larger ({_percent(beyond / len(here))})"
+        share = f"{beyond:,} of the {len(here):,} of {model} are larger ({percent(beyond / len(here))})"
         words.append(share if beyond else f"none of the {len(here):,} of {model} is larger")
-    return f"{text}: {_listed(words)}."
+    return f"{text}: {listed(words)}."
 
 
 def _movement(comparison: Comparison, model: str) -> str:
@@ -169,7 +164,7 @@ def _movement(comparison: Comparison, model: str) -> str:
     followed = rows[rows["angle_q"].notna()]
     if unrelated == total and followed.empty:
         return (
-            f"{model} has the shapes of {comparison.base} but other neurons: of sampled ones, {_percent(rows['own_index_share'].mean())} "
+            f"{model} has the shapes of {comparison.base} but other neurons: of sampled ones, {percent(rows['own_index_share'].mean())} "
             "are most similar to the neuron at their own index, so that no movement is reported."
         )
     text = []
@@ -180,7 +175,7 @@ def _movement(comparison: Comparison, model: str) -> str:
             "at another index: that is another order, no movement, and they were matched before anything was measured"
         )
     if len(followed):
-        angles = _listed([f"{words} {followed[f'angle_{letter}'].median():.2g}°" for letter, words in _FACTORS.items()])
+        angles = listed([f"{words} {followed[f'angle_{letter}'].median():.2g}°" for letter, words in _FACTORS.items()])
         text.append(
             f"from {comparison.base} to {model} neurons turn, {angles} in the median"
             + _explained(followed, comparison.base, model)
@@ -188,7 +183,7 @@ def _movement(comparison: Comparison, model: str) -> str:
         share = followed["beyond_rounding_share"]
         if share.notna().any():
             text.append(
-                f"{_percent(share.mean())} of the neurons moved by more than 1.5 times what rounding explains"
+                f"{percent(share.mean())} of the neurons moved by more than 1.5 times what rounding explains"
                 + _most(comparison, model)
             )
     elif not len(permuted):
@@ -208,7 +203,7 @@ def _row_of_movements(comparison: Comparison) -> str:
     shown = (
         angles if len(angles) <= 8 else angles.iloc[[0, len(angles) // 4, len(angles) // 2, 3 * len(angles) // 4, -1]]
     )
-    words = _listed([f"{angle:.2g}° in {model}" for model, angle in shown.items()])
+    words = listed([f"{angle:.2g}° in {model}" for model, angle in shown.items()])
     permuted = int(followed["n_elsewhere"].sum())
     order = f" {permuted:,} neurons were found at another index and matched." if permuted else ""
     last = followed[followed["model"] == angles.index[-1]]
@@ -247,7 +242,7 @@ def _explained(rows: pd.DataFrame, base: str, model: str) -> str:
 def _angles(angles: np.ndarray) -> str:
     """The three, or one where they are alike."""
     words = [f"{angle:.2g}°" if np.isfinite(angle) else "an unknown angle" for angle in angles]
-    return words[0] if len({*words}) == 1 else _listed(words)
+    return words[0] if len({*words}) == 1 else listed(words)
 
 
 def _most(comparison: Comparison, model: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..checkpoint.checkpoint import Checkpoint, open_checkpoint
 from ..errors import BadOption
-from ..report import Report
+from ..report import Report, is_saved_report
 
 _LONGEST = 44
 
@@ -60,7 +60,7 @@ def opened(things: Sequence[Thing], options: dict[str, Any]) -> list[Checkpoint 
         if isinstance(thing, (Checkpoint, Report)):
             ready.append(thing)
         elif is_saved_report(thing):
-            ready.append(Report.load(thing))
+            ready.append(Report.load(Path(thing).expanduser()))
         else:
             ready.append(open_checkpoint(thing, **options))
             used = True
@@ -70,12 +70,6 @@ def opened(things: Sequence[Thing], options: dict[str, Any]) -> list[Checkpoint 
             hint="These options are for models that are named; open checkpoints and saved reports are as they are",
         )
     return ready
-
-
-def is_saved_report(thing: str | os.PathLike) -> bool:
-    """Whether this is a directory with a report in it, rather than a model."""
-    directory = Path(thing).expanduser()
-    return all((directory / name).is_file() for name in ("provenance.json", "layers.parquet"))
 
 
 def last_layers(thing: Checkpoint | Report) -> tuple[dict[str, int], bool]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from .application import app
-from .options import AsJson, Folding, Layers, Out, Seed, spread
+from .options import AsJson, Exact, Folding, Layers, Out, Samples, Seed, spread
 from .printing import echo, notes, print_json, progress
 from .saving import command_line, output_directory
 
@@ -42,12 +42,8 @@ def compare(
     ] = True,
     opening: Folding,
     seed: Seed = 0,
-    samples: Annotated[
-        int | None, typer.Option(min=2, help="Gaussian inputs per layer for the output measures.")
-    ] = None,
-    exact: Annotated[
-        bool, typer.Option(help="Spectra and tensor asymmetry exactly, whatever that costs on large layers.")
-    ] = False,
+    samples: Samples = None,
+    exact: Exact = False,
     figures: Annotated[bool, typer.Option(help="Draw figures and compare.html.")] = True,
     as_json: AsJson = False,
 ) -> None:

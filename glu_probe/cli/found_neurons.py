@@ -41,20 +41,21 @@ def find(
     """
     from .. import find as finders
     from ..checkpoint.checkpoint import Checkpoint
-    from ..neuron_sources import is_report, opened
+    from ..neuron_sources import opened
+    from ..report import is_saved_report
 
     name = what.replace("-", "_")
     if name not in FINDERS:
         raise BadOption(f"there is nothing called {what!r} to find", hint=f"There are {', '.join(FINDERS)}")
     if threshold is not None and FINDERS[name].threshold is None:
         raise BadOption(f"{name} takes no threshold", hint="Leave out --threshold")
-    if is_report(source) and opening != Folding():
+    if is_saved_report(source) and opening != Folding():
         raise BadOption(
             "options of how a model is read do not apply to a report",
             where=source,
             hint="Leave them out, or give the model",
         )
-    within = opened(source) if is_report(source) else opening.open(source)
+    within = opened(source) if is_saved_report(source) else opening.open(source)
     options = {} if threshold is None else {"threshold": threshold}
     label = within.name if isinstance(within, Checkpoint) else source
     found = getattr(finders, name)(within, layers=layers, progress=progress(label, unit="MLPs"), **options)

@@ -27,6 +27,8 @@ Model = Annotated[str, typer.Argument(metavar="MODEL", help="Directory, weight f
 Layers = Annotated[str | None, typer.Option(help='Which layers: "0:8" for 0 to 7, or "0,4,7".')]
 Out = Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where to write; made if need be.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of everything that is sampled.")]
+Samples = Annotated[int | None, typer.Option(min=2, help="Gaussian inputs per layer for the output measures.")]
+Exact = Annotated[bool, typer.Option(help="Spectra and tensor asymmetry exactly, whatever that costs on large layers.")]
 Figures = Annotated[bool, typer.Option(help="Draw figures and report.html.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .application import app
-from .options import AsJson, Figures, Folding, Layers, Model, Out, Running, Seed, spread
+from .options import AsJson, Exact, Figures, Folding, Layers, Model, Out, Running, Samples, Seed, spread
 from .printing import echo, notes, print_json, progress
 from .saving import parts_directory, save, save_report, written
 
@@ -26,12 +26,8 @@ def report(
     layers: Layers = None,
     opening: Folding,
     seed: Seed = 0,
-    samples: Annotated[
-        int | None, typer.Option(min=2, help="Gaussian inputs per layer for the output measures.")
-    ] = None,
-    exact: Annotated[
-        bool, typer.Option(help="Spectra and tensor asymmetry exactly, whatever that costs on large layers.")
-    ] = False,
+    samples: Samples = None,
+    exact: Exact = False,
     strict: Annotated[bool, typer.Option(help="Stop at NaN or infinity instead of counting them.")] = False,
     running: Running,
     fresh: Annotated[
@@ -65,12 +61,16 @@ def weight_report(checkpoint: Checkpoint, **options: Any) -> Report:
 
 
 @app.command(epilog="Example: glu-probe plot smollm2")
-def plot(directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a saved report.")]) -> None:
-    """Draw a saved report again."""
+def plot(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a saved report or comparison.")],
+) -> None:
+    """Draw a saved report or comparison again."""
+    from ..across.comparison import Comparison, is_saved_comparison
     from ..report import Report
 
-    notes(Report.load(directory).draw(directory))
-    echo(f"wrote {directory / 'report.html'}")
+    saved, page = (Comparison, "compare.html") if is_saved_comparison(directory) else (Report, "report.html")
+    notes(saved.load(directory).draw(directory))
+    echo(f"wrote {directory / page}")
 
 
 _HOW_TO_READ = """

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from ..layer_groups import groups_of
 
@@ -116,14 +119,35 @@ def set_labels(ax: Axes, positions: Sequence[int], labels: Sequence[str], offset
     ax.set_xlabel("layer")
 
 
-def mesh(ax: Axes, values: np.ndarray, *, label: str, ticks: Sequence[float] | None = None, **options) -> None:
-    """A grid of values with its colour bar; missing cells are grey, and a note says so."""
+def mesh(ax: Axes, values: np.ndarray, *, label: str, bar: Mapping[str, Any] | None = None, **options) -> None:
+    """A grid of values with its colour bar, for which `bar` has options; missing cells are grey, and a note says so."""
     missing = np.isnan(values)
-    bar = {"label": label} | ({} if ticks is None else {"ticks": ticks})
     sns.heatmap(
-        values, ax=ax, linewidths=0, mask=missing, xticklabels=False, yticklabels=False, cbar_kws=bar,
+        values, ax=ax, linewidths=0, mask=missing, xticklabels=False, yticklabels=False, cbar_kws={"label": label, **(bar or {})},
         rasterized=values.size > _VECTOR_CELLS, **options,
     )  # fmt: skip
     ax.set_facecolor(MISSING)
     if missing.any():
         ax.set_title("grey: missing", fontsize="small", loc="right")
+
+
+def sparse_ticks(axis: Axis, values: np.ndarray) -> None:
+    """Plain numbers along a logarithmic axis, at 1, 2 and 5 of every decade where there is room for them."""
+    decades = np.log10(np.nanmax(values) / np.nanmin(values))
+    axis.set_major_locator(MaxNLocator(4) if decades < 0.7 else LogLocator(subs=(1, 2, 5) if decades < 2 else (1,)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def label_models(ax: Axes, names: Sequence[str]) -> None:
+    """Models along the axis, slanted where their names are long."""
+    shown = label_positions(len(names), 16)
+    turned = max(map(len, names)) > 6
+    words = [names[index] for index in shown]
+    ax.set_xticks(shown, words, rotation=30 if turned else 0, ha="right" if turned else "center")
+
+
+def legend_beside(ax: Axes, *entries: Sequence, **options) -> None:
+    """A legend to the right of the axes, of what is labelled or of these handles and labels."""
+    placed = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
+    ax.legend(*entries, fontsize="small", frameon=False, **placed, **options)

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, SymLogNorm
 
 from ..errors import BadOption
-from .axes import axes_or_new, label_positions, mesh, set_labels
+from .axes import axes_or_new, label_positions, legend_beside, mesh, set_labels
 from .columns import nothing, require
 
 _DECADES = 4  # of the colour scale
@@ -90,7 +90,7 @@ def causal_profile(costs: pd.DataFrame, *, value: str = "kl", ax: Axes | None = 
         ax.plot(x, values[number], _YARDSTICKS.get(name, ".-"), color=colour, lw=1.2, label=row)
     ax.set_yscale("log") if logarithmic else ax.set_yscale("symlog", linthresh=np.nanmax(np.abs(values)) / 1000 or 1.0)
     ax.set_ylabel(f"{value} [nats a token]" if "gap" not in value else value)
-    ax.legend(fontsize="small", frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    legend_beside(ax)
     ax.margins(x=0.01)
     _label(ax, list(table.columns))
     return ax

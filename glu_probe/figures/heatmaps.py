@@ -61,7 +61,7 @@ def layer_heatmap(layers: pd.DataFrame, *, measures: Sequence[str] | None = None
             labels.append(f"{name}  {low:.3g} … {high:.3g}")
         else:
             labels.append(f"{name}  missing")
-    mesh(ax, scaled, cmap="viridis", vmin=0, vmax=1, label="lowest … highest of the row", ticks=[])
+    mesh(ax, scaled, cmap="viridis", vmin=0, vmax=1, label="lowest … highest of the row", bar={"ticks": []})
     ax.set_yticks(np.arange(len(labels)) + 0.5, labels, rotation=0)
     across.label(ax, offset=0.5, edges="white")
     return ax

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 
 from ..errors import BadOption
-from .axes import axes_or_new
-from .columns import require
+from .axes import axes_or_new, sparse_ticks
+from .columns import of_model, require
 
 _BINS = 20, 100  # across and up: for a few hundred neurons, for tens of thousands
 _POINTS_AT_MOST = 20_000
@@ -84,4 +84,43 @@ def text_scatter(neurons: pd.DataFrame, measure: str = "exchange_asymmetry", *, 
     ax = neuron_scatter(neurons, measure, f"{measure}_text", ax=ax)
     low, high = max(ax.get_xlim()[0], ax.get_ylim()[0]), min(ax.get_xlim()[1], ax.get_ylim()[1])
     ax.plot([low, high], [low, high], color="0.4", lw=0.8, ls="--", scalex=False, scaley=False)
+    return ax
+
+
+def movement_scatter(neurons: pd.DataFrame, *, model: str | None = None, ax: Axes | None = None) -> Axes:
+    """Movement of every neuron against what rounding alone explains: on the line it explains all of it.
+
+    Args:
+        neurons: the frame of a comparison.
+        model: which, where there are several.
+        ax: where to draw.
+
+    Raises:
+        BadOption: no neuron has both.
+    """
+    require(neurons, ["model", "movement", "rounding"], whole="comparison.neurons")
+    rows, model = of_model(neurons, model)
+    x, y = (rows[name].to_numpy(dtype=float) for name in ("rounding", "movement"))
+    known = (x > 0) & (y > 0)
+    if not known.any():
+        raise BadOption(
+            f"no neuron of {model} has both a movement and what rounding explains: there is nothing to draw"
+        )
+    x, y = x[known], y[known]
+    ax = axes_or_new(ax, (6.4, 4.6))
+    ax.set(xscale="log", yscale="log")
+    if len(x) > _POINTS_AT_MOST:
+        density(ax, x, y, (True, True))
+    else:
+        points = ax.scatter(x, y, c=rows["layer"].to_numpy()[known], cmap="viridis", s=8, linewidth=0, rasterized=True)
+        ax.figure.colorbar(points, ax=ax, label="layer")
+    ends = np.array([x.min() / 1.5, x.max() * 1.5])
+    ax.plot(ends, ends, color="0.3", lw=0.9, label="rounding explains it")
+    ax.plot(ends, 1.5 * ends, color="0.3", lw=0.9, ls="--", label="1.5 times that")
+    ax.set_xlim(*ends)
+    sparse_ticks(ax.xaxis, ends)
+    sparse_ticks(ax.yaxis, np.concatenate([y, ends]))
+    ax.set(xlabel="movement by rounding alone", ylabel="movement  |T' - T| / |T|")
+    ax.set_title(model, fontsize="medium", loc="left")
+    ax.legend(fontsize="small", frameon=False, loc="best")
     return ax

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from ..frames import class_column
 from ..measures.io_classes import IO_CLASSES
-from .axes import Across, axes_or_new
+from .axes import Across, axes_or_new, legend_beside
 from .columns import nothing, require
 
 _CLASS_COLOURS = {
@@ -104,7 +104,7 @@ def _alone(across: Across, values: np.ndarray) -> np.ndarray:
 
 def _finish(ax: Axes, across: Across, *, legend: bool = True) -> Axes:
     if legend:
-        ax.legend(fontsize="small", frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        legend_beside(ax)
     ax.set_xlim(-0.6, len(across.frame) - 0.4)
     across.label(ax)
     return ax
@@ -141,7 +141,5 @@ def class_bars(layers: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax.set(ylim=(0, 1), ylabel="fraction of neurons")
     _finish(ax, across)
     handles, labels = ax.get_legend_handles_labels()
-    ax.legend(
-        handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small", frameon=False
-    )
+    legend_beside(ax, handles[::-1], labels[::-1])
     return ax

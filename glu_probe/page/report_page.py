@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,10 +11,12 @@ from ..findings import details
 from ..headlines import headlines
 from ..layer_groups import groups_of
 from ..measures.registry import MEASURES, TEXT_MEASURES, TEXT_SUFFIXES
-from ..report import Report, write_text
-from . import pictures
+from ..report import Report
 from .assumptions import assumptions
 from .html import Table, render_page
+from .meanings import hints, measure_table
+from .page import Page
+from .pictures import Drawn
 from .report_pictures import report_pictures
 
 LAYER_COLUMNS = (
@@ -34,13 +35,12 @@ _FLAGGED_AT_MOST = 40
 _CONTEXTS_AT_MOST = 200
 
 
-def report_page(report: Report, drawn: Sequence[pictures.Drawn]) -> str:
-    """The page as HTML.
+def report_page(report: Report) -> Page:
+    """The page of this report."""
+    return Page("report.html", report_pictures(report), lambda drawn: _markup(report, drawn))
 
-    Args:
-        report: what was measured.
-        drawn: its pictures.
-    """
+
+def _markup(report: Report, drawn: Sequence[Drawn]) -> str:
     provenance = report.provenance
     return render_page(
         "report.html.jinja", model=str(provenance.get("model", "")), tokens=provenance.get("text", {}).get("tokens"),
@@ -51,35 +51,16 @@ def report_page(report: Report, drawn: Sequence[pictures.Drawn]) -> str:
     )  # fmt: skip
 
 
-def page_of(report: Report) -> str:
-    """The page of a report, pictures and all."""
-    return report_page(report, pictures.draw(report_pictures(report))[0])
-
-
-def write_page(report: Report, directory: Path) -> list[str]:
-    """Write figures/NAME.png, figures/NAME.svg and report.html.
-
-    Returns:
-        What went wrong with figures, one sentence each.
-    """
-    drawn, troubles = pictures.draw(report_pictures(report))
-    (directory / "figures").mkdir(exist_ok=True)
-    pictures.save(drawn, directory / "figures")
-    write_text(directory / "report.html", report_page(report, drawn))
-    return troubles
-
-
 def _tables(report: Report) -> Iterator[Table]:
-    yield Table.of(
-        "layers", "Layers: the columns that matter most; layers.csv has all.", _layers(report.layers), _hints()
-    )
+    layers = _layers(report.layers)
+    yield Table.of("layers", "Layers: the columns that matter most; layers.csv has all.", layers, hints(layers))
     standing_out = _standing_out(report.neurons)
     if len(standing_out):
         caption = (
             "Neurons that stand out: those that do most in their layer, by output energy or |q||k||v| on the same direction, "
             f"and up to {_FLAGGED_AT_MOST} that are flagged."
         )
-        yield Table.of("neurons", caption, standing_out, _hints())
+        yield Table.of("neurons", caption, standing_out, hints(standing_out))
     if report.contexts is not None and len(report.contexts):
         shown = report.contexts.head(_CONTEXTS_AT_MOST).dropna(axis="columns", how="all")
         shown = shown.drop(columns=[name for name in ("model",) if name in shown])
@@ -109,24 +90,8 @@ def _standing_out(neurons: pd.DataFrame) -> pd.DataFrame:
     return chosen[[name for name in kept if name != "tower" or neurons["tower"].nunique() > 1]]
 
 
-def _hints() -> dict[str, str]:
-    """Meanings of columns: of a layer's statistics, those of their measures."""
-    known = {**MEASURES, **TEXT_MEASURES}
-    hints = {name: measure.meaning for name, measure in known.items()}
-    for name in LAYER_COLUMNS:
-        stem = next((stem for stem in (name, name.rpartition("_")[0]) if stem in known), None)
-        if stem:
-            hints[name] = known[stem].meaning
-    return hints
-
-
 def _meanings(on_text: bool) -> list[Table]:
-    measures = [*MEASURES.values(), *(TEXT_MEASURES.values() if on_text else ())]
-    rows = [
-        (one.name, one.range, one.meaning + ("" if "gauge" in one.invariant else " (not gauge-invariant)"), one.reference)
-        for one in measures
-    ]  # fmt: skip
-    tables = [Table("measures", "Measures", ("measure", "range", "meaning", "definition"), rows, words=True)]
+    tables = [measure_table([*MEASURES.values(), *(TEXT_MEASURES.values() if on_text else ())])]
     if on_text:
         endings = "Columns of measures on text end so"
         tables.append(Table("suffixes", endings, ("ending", "meaning"), [*TEXT_SUFFIXES.items()], words=True))

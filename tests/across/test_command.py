@@ -49,6 +49,22 @@ def test_two_models(run, models, tmp_path):
     assert {path.suffix for path in (out / "figures").iterdir()} == {".png", ".svg"}
 
 
+def test_plot_draws_a_comparison_again(run, models, tmp_path):
+    out = tmp_path / "out"
+    run("compare", *models, "-o", out, "--samples", 8, "--layers", "0:1", "--no-neurons")
+    drawn = {path.relative_to(out): path.read_bytes() for path in (out / "compare.html", *(out / "figures").iterdir())}
+    for name in drawn:
+        (out / name).unlink()
+    code, text, err = run("plot", out)
+    assert (code, text.strip(), err) == (0, f"wrote {out / 'compare.html'}", "")
+    assert {name: (out / name).read_bytes() for name in drawn} == drawn
+    assert not (out / "report.html").exists()
+    (out / "mlps.parquet").unlink()
+    code, text, err = run("plot", out)
+    assert (code, text) == (2, "")
+    assert "no complete comparison here (no mlps.parquet)" in err
+
+
 def test_json_and_saved_reports(run, models, tmp_path):
     for path in models:
         gp.probe(path, samples=8).save(tmp_path / f"{path.name}-report", figures=False)

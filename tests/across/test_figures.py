@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 
 import glu_probe as gp
-from glu_probe.across import figures
-from glu_probe.across.page import page, pictures
+from glu_probe import figures
 from glu_probe.errors import BadOption
 
 from ..support import write_llama
@@ -94,10 +90,10 @@ def test_the_heatmap_is_centred_and_marks_what_rounding_explains(run, ax):
     figures.difference_heatmap(run.differences, model="rev2", ax=ax)
     mesh = ax.collections[0]
     assert mesh.norm.vmin == -mesh.norm.vmax
-    shown = rows[rows["measure"].isin(figures.SHOWN)]
+    shown = rows[rows["measure"].isin(figures.EFFECT_MEASURES)]
     assert mesh.norm.vmax == pytest.approx(min(4.0, max(0.1, shown["effect"].abs().max())))
     labels = [label.get_text() for label in ax.get_yticklabels()]
-    assert labels == list(figures.SHOWN)
+    assert labels == list(figures.EFFECT_MEASURES)
     values = np.ma.filled(mesh.get_array(), np.nan).reshape(len(labels), 4)
     expected = shown[shown["measure"] == "cos_kv"].sort_values("layer")["effect"]
     np.testing.assert_allclose(values[labels.index("cos_kv")], expected)
@@ -116,7 +112,7 @@ def test_the_heatmap_of_30_bins_labels_with_a_constant_step_and_greys_what_is_mi
 
 
 def test_a_trajectory_has_the_models_in_their_order(run, ax):
-    figures.trajectory(run.layers, "cos_kv", ax=ax)
+    figures.model_trajectory(run.layers, "cos_kv", ax=ax)
     assert ticks(ax) == ["rev0", "rev1", "rev2"]
     assert len(ax.lines) == 4 + 1
     mean = run.layers.groupby("model", sort=False)["cos_kv_mean"].mean()
@@ -179,62 +175,4 @@ def test_nothing_to_draw_is_said(run, ax):
     with pytest.raises(BadOption, match="no neuron of rev1 was followed"):
         figures.angle_histogram(run.neurons.assign(angle_q=np.nan, angle_k=np.nan, angle_v=np.nan), model="rev1", ax=ax)
     with pytest.raises(BadOption, match="no rows"):
-        figures.trajectory(run.layers.head(0), ax=ax)
-
-
-def test_the_page_is_whole(run):
-    drawn, troubles = pictures(run)
-    assert troubles == []
-    names = {picture.name for picture in drawn}
-    assert {
-        "profile_exchange_asymmetry",
-        "effects_1",
-        "effects_2",
-        "trajectory_query_norm",
-        "angles_1",
-        "angle_histogram_2",
-    } <= names
-    for picture in drawn:
-        assert picture.files["png"].startswith(b"\x89PNG"), picture.name
-        assert picture.files["svg"].lstrip().startswith(b"<?xml"), picture.name
-    html = page(run, drawn)
-    assert html.count("data:image/png;base64,") == len(drawn)
-    for forbidden in ("http://", "https://", "<script src", "<link"):
-        assert forbidden not in html.replace("http://www.w3.org", "")
-    assert "prefers-color-scheme: dark" in html
-    for sentence in run.findings:
-        assert sentence.split(" (")[0][:60].replace("'", "&#39;") in html
-    assert 'id="measures"' in html
-    assert 'id="moved"' in html
-
-
-def test_a_figure_that_fails_does_not_cost_the_data(run, tmp_path, monkeypatch):
-    def fail(*_args, **_kwargs):
-        raise RuntimeError("no room")
-
-    monkeypatch.setattr(figures, "difference_heatmap", fail)
-    troubles = run.save(tmp_path)
-    assert len(troubles) == 2
-    assert "no room" in troubles[0]
-    assert (tmp_path / "differences.csv").exists()
-    assert (tmp_path / "figures" / "profile_cos_kv.svg").exists()
-    assert "could not be drawn" in (tmp_path / "compare.html").read_text()
-
-
-def test_they_are_public(run, ax):
-    for name in ("angle_histogram", "angle_profile", "angle_trajectory", "difference_heatmap", "model_profiles",
-                 "movement_scatter", "trajectory"):  # fmt: skip
-        assert getattr(gp.figures, name) is getattr(figures, name)
-        assert name in dir(gp.figures)
-    assert gp.figures.model_profiles(run.layers, ax=ax).get_ylabel() == "exchange_asymmetry"
-    with pytest.raises(AttributeError, match="has no attribute 'model_profile'"):
-        _ = gp.figures.model_profile
-
-
-def test_they_can_be_imported_first():
-    """Before the figures that they build on, which know them."""
-    done = subprocess.run(
-        [sys.executable, "-c", "import glu_probe.across.figures as f, glu_probe as gp; gp.figures.trajectory is f.trajectory or 1/0"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+        figures.model_trajectory(run.layers.head(0), ax=ax)
