@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import yaml
 
 import glu_probe as gp
 from glu_probe import errors
@@ -113,16 +115,37 @@ def test_the_glossary_has_the_names_of_gate_up_and_down_in_every_family():
     }
     layouts = [layout for family in FAMILIES for layout in family.layouts]
     for factor in ("gate", "up", "down"):
-        assert {getattr(each, factor) for each in layouts if each.order is None} <= rows[factor], factor
-    fused = {(each.gate, each.order) for each in layouts if each.order is not None}
+        assert {getattr(each, factor) for each in layouts if each.fused is None} <= rows[factor], factor
     orders = {"gate-first": "gate first", "up-first": "up first", "interleaved": "rows take turns"}
-    for name, order in fused:
+    for name, order in {(each.gate, each.fused) for each in layouts if each.fused is not None}:
         assert name in rows[f"gate and up, {orders[order]}"], (name, order)
+
+
+def test_the_citation_is_complete_and_of_this_version():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= {*cited}  # what the format requires
+    assert cited["cff-version"] == "1.2.0"
+    assert [f"Copyright (c) 2026 {each['name']}" in (ROOT / "LICENSE").read_text() for each in cited["authors"]] == [True]
+    assert (cited["version"], cited["license"], cited["title"]) == (version("glu-probe"), "MIT", "glu-probe")
+    for each in cited["references"]:
+        assert {"type", "title", "authors"} <= {*each}
+
+
+def test_contributing_names_files_and_tests_that_there_are():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    tests = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("*.py"))
+    assert not [name for name in re.findall(r"`(test_\w+)`", text) if f"def {name}(" not in tests]
+    paths = re.findall(r"\b((?:glu_probe|tests|docs|analyses)/[\w/]+\.\w+)", text)
+    assert len(paths) > 20
+    assert not [path for path in paths if not (ROOT / path).exists()]
+    targets = re.findall(r"^make (\w+)", text, re.M)
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert not [target for target in targets if not re.search(rf"^{target}:", makefile, re.M)]
 
 
 def test_the_glossary_names_measures_that_there_are():
     text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`((?:query|key|value|abs|cos|bilinear|linear|residual|exchange|scaling|io)_\w+)`", text))
+    named = set(re.findall(r"(?:Columns?|[.;,]|^) `([a-z]+_\w+)`", text.split("## The model")[1], re.M)) - {"ls"}
     suffixes = r"_(mean|median|q05|q95|weighted|null_mean|null_std|effect|text|relu_ratio|output)$"
     assert named
     assert {re.sub(suffixes, "", name) for name in named} <= {re.sub(suffixes, "", name) for name in MEASURES}
