@@ -125,7 +125,9 @@ def test_the_citation_is_complete_and_of_this_version():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert {"cff-version", "message", "title", "authors"} <= {*cited}  # what the format requires
     assert cited["cff-version"] == "1.2.0"
-    assert [f"Copyright (c) 2026 {each['name']}" in (ROOT / "LICENSE").read_text() for each in cited["authors"]] == [True]
+    assert [f"Copyright (c) 2026 {each['name']}" in (ROOT / "LICENSE").read_text() for each in cited["authors"]] == [
+        True
+    ]
     assert (cited["version"], cited["license"], cited["title"]) == (version("glu-probe"), "MIT", "glu-probe")
     for each in cited["references"]:
         assert {"type", "title", "authors"} <= {*each}
