@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test quick lint lock clean
+.PHONY: demo test quick lint docs lock clean
 
 demo: $(READY)  ## the main job on SmolLM2-135M: writes demo-report/report.html
 	$(BIN)/glu-probe demo -o demo-report
@@ -25,6 +25,9 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+docs: $(READY)  ## pages of every public name: build/docs/index.html
+	$(BIN)/python -W error -m pdoc --docformat google glu_probe -o build/docs
+
 $(READY): requirements.lock pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -r requirements.lock
@@ -35,7 +38,7 @@ lock:  ## resolve the newest versions anew and pin them, with the CPU build of t
 	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/python -m pip install -q "pip>=25.1" setuptools
 	.venv-lock/bin/python -m pip install -q torch==2.13.0
-	.venv-lock/bin/python -m pip install -q --no-build-isolation -e . --group test
+	.venv-lock/bin/python -m pip install -q --no-build-isolation -e . --group test --group docs
 	.venv-lock/bin/python -m pip freeze --all --exclude-editable | grep -viE '^pip==' | sed 's/+cpu//' > requirements.lock
 	rm -r .venv-lock
 

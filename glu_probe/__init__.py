@@ -15,7 +15,7 @@ nor pandas nor matplotlib.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 _PUBLIC = {
     "open_checkpoint": "checkpoint.checkpoint",
@@ -40,7 +40,9 @@ _MODULES = ("conversions", "errors", "figures", "find", "forms", "measures", "sa
 __all__ = sorted([*_PUBLIC, *_MODULES, "load_report"])
 
 if TYPE_CHECKING:
-    from . import conversions, errors, figures, find, forms, measures, sample_models, symmetries
+    import os
+
+    from . import conversions, errors, figures, find, forms, measures, sample_models, symmetries, testing
     from .across.comparing import compare
     from .activations import Activation, activation
     from .card import neuron_card
@@ -57,14 +59,14 @@ if TYPE_CHECKING:
     from .text.causal import causal
 
 
-def load_report(directory):
+def load_report(directory: str | os.PathLike[str]) -> Report:
     """A saved report; see `Report.load`."""
     from .report import Report
 
     return Report.load(directory)
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
         value = getattr(importlib.import_module(f".{_PUBLIC[name]}", __name__), name)
     elif name in _MODULES:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -60,7 +61,7 @@ class Activation:
         """S(z), element-wise."""
         return self.function(z)
 
-    def __reduce_ex__(self, protocol):
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         """Those of the table pickle by name: their lambdas would not, and worker processes need them."""
         known = _BY_NAME.get(self.name) is self
         return (activation, (self.name,)) if known else super().__reduce_ex__(protocol)

@@ -104,7 +104,7 @@ def rank_one_to_gated(form: RankOneBilinearMLP) -> GatedMLP:
     return GatedMLP.from_factors(_linear(form), **form.factors)
 
 
-def _linear(form: MLPForm):
+def _linear(form: MLPForm) -> Activation:
     if not form.activation.linear:
         raise BadOption(
             f"s is {form.activation.name}, and s(a) b = s(a b) holds for linear s only",

@@ -87,6 +87,10 @@ class FileChanged(GluProbeError):
     """A remote file is no longer the one that was opened."""
 
 
+class SampleUnavailable(GluProbeError):
+    """A sample model could not be fetched or is not what it should be."""
+
+
 # -- files --------------------------------------------------------------------------------------
 
 

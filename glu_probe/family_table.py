@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from .checkpoint.families import FAMILIES, FUSED_GATE_UP, PLAIN, SEPARATE
-from .checkpoint.family import ActivationRule, Family, Norm, Projections
+from .checkpoint.families import FAMILIES, PLAIN
+from .checkpoint.family import FUSED_GATE_UP, SEPARATE, ActivationRule, Family, Norm, Projections
 
 COMMAND = "python -m glu_probe.family_table README.md"
 START, END = f"<!-- families: written by `{COMMAND}` -->", "<!-- /families -->"

@@ -54,29 +54,31 @@ GLU = ("gate_proj", "up_proj", "down_proj")
 FUSED = ("gate_up_proj", "down_proj")
 _MIX = ("w1", "w3", "w2")
 _POST = Norm("post_attention_layernorm")
-_SILU = {"hidden_act": "silu"}
-_TANH = {"hidden_activation": "gelu_pytorch_tanh"}
+_SILU: dict[str, Any] = {"hidden_act": "silu"}
+_TANH: dict[str, Any] = {"hidden_activation": "gelu_pytorch_tanh"}
 
 
-def _one(part: Part | tuple[Part, ...], norm: Norm | None = _POST, prefix: str = "model.layers", **config) -> Model:
+def _one(
+    part: Part | tuple[Part, ...], norm: Norm | None = _POST, prefix: str = "model.layers", **config: Any
+) -> Model:
     """A model of one stack."""
     parts = part if isinstance(part, tuple) else (part,)
     return Model((Stack(prefix, parts, norm),), config or _SILU)
 
 
-def _experts(block: str = "mlp.experts", names: tuple[str, ...] = GLU, **changes) -> Part:
+def _experts(block: str = "mlp.experts", names: tuple[str, ...] = GLU, **changes: Any) -> Part:
     return replace(Part(block, names, storage="one by one", expert="routed", where="rest"), **changes)
 
 
-def _shared(block: str, names: tuple[str, ...] = GLU, **changes) -> Part:
+def _shared(block: str, names: tuple[str, ...] = GLU, **changes: Any) -> Part:
     return replace(Part(block, names, expert="shared", where="rest"), **changes)
 
 
 _DENSE = Part("mlp", GLU)
 _FIRST = replace(_DENSE, where="first")
-_EVERY = {"where": "all"}
-_NEEDS_COUNT = {"num_experts": "E"} | _SILU
-_STACKED = {"storage": "stacked", "ending": ""}
+_EVERY: dict[str, Any] = {"where": "all"}
+_NEEDS_COUNT: dict[str, Any] = {"num_experts": "E"} | _SILU
+_STACKED: dict[str, Any] = {"storage": "stacked", "ending": ""}
 
 
 def _llama_like(*names: str) -> dict[str, Model]:

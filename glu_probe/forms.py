@@ -17,7 +17,7 @@ to read off what it would cost. `conversions` has the exact equivalences, `symme
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from einops import einsum
@@ -26,6 +26,9 @@ from torch import Tensor, nn
 
 from .activations import Activation, activation
 from .errors import BadOption, ShapeMismatch
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Batch = Float[Tensor, "*batch d_model"]
 
@@ -38,6 +41,9 @@ class MLPForm(nn.Module):
     """
 
     axes: ClassVar[Mapping[str, tuple[str, ...]]]
+    key: Tensor
+    value: Tensor
+    output_bias: Tensor | None
 
     def __init__(
         self,
@@ -65,7 +71,14 @@ class MLPForm(nn.Module):
         super().__init__()
         self._build({"d_model": d_model, "d_mlp": d_mlp}, activation, bias, device, dtype)
 
-    def _build(self, sizes, act, bias, device, dtype) -> None:
+    def _build(
+        self,
+        sizes: Mapping[str, int],
+        act: Activation | str,
+        bias: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
         for name, size in sizes.items():
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise BadOption(f"{name} is {size!r}", hint="Give a whole number of at least 1")
@@ -85,7 +98,7 @@ class MLPForm(nn.Module):
         self.reset_parameters()
 
     @classmethod
-    def from_factors(cls, activation: Activation | str, **factors: Tensor | None) -> MLPForm:
+    def from_factors(cls, activation: Activation | str, **factors: Tensor | None) -> Self:
         """The form with these factors, copied; biases may be left out.
 
         Raises:
@@ -120,8 +133,8 @@ class MLPForm(nn.Module):
             )
         form = cls(**sizes, activation=activation, device="meta", dtype=example.dtype)
         for name in cls.axes:
-            tensor = given.get(name)
-            form.register_parameter(name, None if tensor is None else nn.Parameter(tensor.detach().clone()))
+            own = given.get(name)
+            form.register_parameter(name, None if own is None else nn.Parameter(own.detach().clone()))
         return form
 
     @property
@@ -129,7 +142,7 @@ class MLPForm(nn.Module):
         """Factors and biases that are there, by name."""
         return {name: getattr(self, name) for name in self.axes if getattr(self, name) is not None}
 
-    def with_factors(self, **changes: Tensor) -> MLPForm:
+    def with_factors(self, **changes: Tensor) -> Self:
         """The same form and activation with some factors replaced; all are copied."""
         return type(self).from_factors(self.activation, **(self.factors | changes))
 
@@ -210,6 +223,7 @@ class StandardMLP(MLPForm):
     """
 
     axes: ClassVar = {"key": _ROW, "value": _ROW, "key_bias": _NEURON, "output_bias": _OUT}
+    key_bias: Tensor | None
 
     def _flops(self) -> int:
         return 2 * self.d_mlp * self.d_model + self.d_mlp
@@ -226,6 +240,8 @@ class GlobalQueryMLP(MLPForm):
     """
 
     axes: ClassVar = {"query": ("d_model", "d_model"), **StandardMLP.axes}
+    query: Tensor
+    key_bias: Tensor | None
 
     def _flops(self) -> int:
         return 2 * self.d_model**2 + 2 * self.d_mlp * self.d_model + self.d_mlp
@@ -252,6 +268,9 @@ class BilinearAttentionMLP(MLPForm):
         "key_bias": (*_NEURON, "rank"),
         "output_bias": _OUT,
     }
+    query: Tensor
+    query_bias: Tensor | None
+    key_bias: Tensor | None
 
     def __init__(
         self,
@@ -307,6 +326,9 @@ class RankOneBilinearMLP(MLPForm):
         "key_bias": _NEURON,
         "output_bias": _OUT,
     }
+    query: Tensor
+    query_bias: Tensor | None
+    key_bias: Tensor | None
 
     def _flops(self) -> int:
         return 4 * self.d_mlp * self.d_model + 2 * self.d_mlp
@@ -323,6 +345,9 @@ class GatedMLP(MLPForm):
     """
 
     axes: ClassVar = RankOneBilinearMLP.axes
+    query: Tensor
+    query_bias: Tensor | None
+    key_bias: Tensor | None
 
     def _flops(self) -> int:
         return 4 * self.d_mlp * self.d_model + 2 * self.d_mlp

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -58,7 +59,7 @@ class LayerResult:
     oddities: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, layer: GatedLayer, **measured) -> LayerResult:
+    def of(cls, layer: GatedLayer, **measured: Any) -> LayerResult:
         """The result of measuring this layer."""
         where = {name: getattr(layer, name) for name in ("tower", "layer", "expert", "group", "d_model", "d_mlp")}
         act = layer.activation.name if layer.activation else None

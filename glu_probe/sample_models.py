@@ -16,11 +16,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import GluProbeError
-
-
-class SampleUnavailable(GluProbeError):
-    """A sample model could not be fetched or is not what it should be."""
+from .errors import SampleUnavailable
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,7 @@ class _Writer:
             own = f"{stem}.{number}" if part.storage == "one by one" else stem
             full = tuple(f"{own}.{name}{part.ending}" for name in names)
             label = number if many else part.expert
-            drawn.append(TrueMLP(0, label, "", *factors, *inner, outer, None, None, False, full))
+            drawn.append(TrueMLP(0, label, "", *factors, inner[0], inner[1], outer, None, None, False, full))
         written = [self.layout(part, mlp) for mlp in drawn]
         for role in ("gate", "up", "down", "gate_bias", "up_bias", "down_bias"):
             parts = [one[role] for one in written if role in one]

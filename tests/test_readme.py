@@ -1,4 +1,4 @@
-"""README says what the code does: its table of families is the table."""
+"""README says what the code does: its table of families is the table, its examples work. See test_docs.py for docs/."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_file_without_the_marks_is_not_touched():
         renewed("# something else\n")
 
 
-def test_the_registered_family_of_readme_works(tmp_path, monkeypatch):
+def test_the_registered_family_of_the_docs_works(tmp_path, monkeypatch):
     """The example as it stands there, on a checkpoint of that family."""
     import json
 
@@ -90,7 +90,8 @@ def test_the_registered_family_of_readme_works(tmp_path, monkeypatch):
     truth = gp.testing.write_tiny_checkpoint("lfm2", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "my_model", "hidden_act": "silu"}))
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.S)
+    page = README.parent / "docs" / "models.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
     example = next(block for block in blocks if "register_family" in block).replace("path/to/my_model", str(tmp_path))
     scope = {"gp": gp}
     exec(example, scope)
@@ -99,12 +100,13 @@ def test_the_registered_family_of_readme_works(tmp_path, monkeypatch):
     torch.testing.assert_close(layer.query, truth[0].query.float())
 
 
-def test_the_contrasts_of_readme_are_those_of_the_analysis():
+def test_the_contrasts_of_the_docs_are_those_of_the_analysis():
     """Every difference that is quoted stands in the table that the analysis wrote."""
     root = README.parent
     table = pd.read_csv(root / "analyses" / "results" / "train_forms" / "contrasts.csv")
     written = {f"{row.difference:+.3f} ± {row.interval:.3f}".replace("-", "−") for row in table.itertuples()}
-    section = README.read_text(encoding="utf-8").split("## Does breaking the symmetry help?")[1].split("\n## ")[0]
+    page = (root / "docs" / "theory.md").read_text(encoding="utf-8")
+    section = page.split("## Does breaking the symmetry help?")[1].split("\n## ")[0]
     quoted = re.findall(r"[+−]\d\.\d{3} ± \d\.\d{3}", section)
     assert len(quoted) == 5
     assert {*quoted} <= written

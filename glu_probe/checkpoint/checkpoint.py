@@ -17,12 +17,13 @@ from .ends import Ends, find_ends
 from .factors import FactorReader
 from .family import EXPERT_LAYOUTS, FUSED_ORDERS, FusedOrder
 from .files import OpenedFiles, open_files
-from .layout import Reading, Site, find_sites
+from .layout import Reading, find_sites
 from .memory import Room, fresh
 from .notes import assumptions, disagreements, refuse_other_widths, without_effect
 from .quantized.parts import scheme_of
 from .ref import parse_ref, public
 from .rules import Config, MLPRules, Options, TowerRules, decide, gguf_config
+from .sites import Site
 from .source import TensorSource
 from .stored import StoredLayer
 

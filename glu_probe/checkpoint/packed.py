@@ -72,8 +72,8 @@ def refuse_packed(
                 hint="Merge the adapter into the model (PEFT: merge_and_unload) and save that",
             )
         for name in below.values():
-            if infos[name].fault is not None:
-                raise infos[name].fault
+            if (fault := infos[name].fault) is not None:
+                raise fault
         _refuse_unplain(owner, below, infos, gguf=gguf, scheme=scheme)
 
 

@@ -6,6 +6,7 @@ message, maps whole files into memory, and a user needs to know which tensor and
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -110,7 +111,7 @@ class SafetensorsFile(SafetensorsTensors):
         return {"files": [file_facts(self.path)]}
 
 
-def _read_fully(file, view: memoryview, name: str, path: Path) -> None:
+def _read_fully(file: io.BufferedReader, view: memoryview, name: str, path: Path) -> None:
     done = 0
     while done < len(view):
         count = file.readinto(view[done:])

@@ -11,7 +11,7 @@ The functions that take a layer and answer one question about it are listed here
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 _PUBLIC = {
     "MEASURES": "registry",
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from .tensor import tensor_asymmetry
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_PUBLIC[name]}", __name__), name)

@@ -217,7 +217,7 @@ def _dataset_rows(source: str, characters: int) -> list[Document]:
     except ImportError:
         raise MissingLibrary(
             "reading a dataset of the hub needs the library `datasets`, which is not installed",
-            where=source, hint="Run `pip install datasets`, or give a text file",
+            where=source, hint='Run `pip install "glu-probe[datasets]"`, or give a text file',
         ) from None  # fmt: skip
     documents, column, read = [], match["column"], 0
     try:

@@ -50,7 +50,7 @@ class Target:
         return min(site.layer for site in self.sites)
 
     @property
-    def expert(self) -> str | None:
+    def expert(self) -> int | str | None:
         """Its group of experts, where all of it is in one."""
         names = {site.expert for site in self.sites}
         return names.pop() if len(names) == 1 else None

@@ -22,7 +22,8 @@ def bitnet(name: str, parts: Parts, scheme: Scheme) -> Packed | None:
     info, settings, scale = parts.infos[name], scheme.settings, f"{name}_scale"
     multiplies = settings.get("linear_class", "bitlinear") == "autobitlinear"
     if multiplies and settings.get("quantization_mode", "offline") == "online":
-        return _refuse_online(name, parts, scheme)
+        _refuse_online(name, parts, scheme)
+        return None
     if scale not in parts.infos or (info.dtype != "U8" and info.dtype not in FLOATS):
         return None
     if len(info.shape) != 2 or parts.infos[scale].shape not in ((), (1,)) or parts.infos[scale].dtype not in FLOATS:
