@@ -27,7 +27,7 @@ from .measures.products import GramMatrices, RowProducts
 from .measures.sampling import SampledLayer, sampled
 from .measures.spectra import branch_spectra
 
-_HELD = 0.75  # of the memory, for what is read; the rest is for a block of neurons and what comes of it
+_HELD = 0.6  # of the memory, for what is read; the rest is for a block of neurons and what comes of it
 
 
 @dataclass(frozen=True)

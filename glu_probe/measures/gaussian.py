@@ -45,7 +45,7 @@ _REACH = 10.0  # standard deviations covered; the rest weighs less than 1e-20
 _PANELS, _NODES = 24, 16  # Gauss-Legendre panels on either side of z = 0
 _ORDERS = 192  # terms of the Hermite expansion where rho is near 1
 _CHUNK = 512  # neurons integrated at once
-_TABLE_CHUNK = 16_384  # neurons interpolated at once, about 20 MB of basis functions
+_TABLE_CHUNK = 4096  # neurons interpolated at once, about 5 MB of basis functions
 
 # The table reaches far enough that the limits take over with an error below 1e-5 for every activation listed.
 _LOG_SCALE = (math.log(1e-4), math.log(1e6))
@@ -270,7 +270,9 @@ class GaussianTable:
         self._scale_count = len(log_scale)
         scale, rho = (grid.ravel() for grid in np.meshgrid(np.exp(log_scale), np.cos(angle), indexing="ij"))
         zero = np.zeros_like(scale)
-        moments = _one_sided(act, zero, scale, zero, scale, rho)
+        pieces = [slice(start, start + _CHUNK) for start in range(0, len(scale), _CHUNK)]
+        found = [_one_sided(act, zero[at], scale[at], zero[at], scale[at], rho[at]) for at in pieces]
+        moments = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
         # h's coefficients depend on the scale alone: once per scale, then shared by all angles
         coefficients = _hermite(act, np.zeros(len(log_scale)), np.exp(log_scale), _ORDERS).repeat(len(angle), axis=0)
         product = _mehler(coefficients, coefficients, rho, moments["hh"], moments["hh"])
