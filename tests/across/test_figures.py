@@ -176,3 +176,20 @@ def test_nothing_to_draw_is_said(run, ax):
         figures.angle_histogram(run.neurons.assign(angle_q=np.nan, angle_k=np.nan, angle_v=np.nan), model="rev1", ax=ax)
     with pytest.raises(BadOption, match="no rows"):
         figures.model_trajectory(run.layers.head(0), ax=ax)
+
+
+def test_what_a_frame_lacks_is_told_before_it_is_drawn(run, ax):
+    with pytest.raises(BadOption, match=r"Did you mean movement.*Pass comparison\.neurons as it is") as told:
+        figures.movement_scatter(run.neurons.rename(columns={"movement": "movements"}), model="rev1", ax=ax)
+    assert "no column 'movement'" in told.value.what
+    with pytest.raises(BadOption, match="column 'angle_q' holds no numbers"):
+        figures.angle_profile(run.mlps.assign(angle_q="much"), model="rev1", ax=ax)
+
+
+def test_the_heatmap_parts_stacks(run, ax):
+    """Layers of one stack stand beside each other, and a line between the stacks."""
+    rows = run.differences[run.differences["model"] == "rev1"]
+    both = pd.concat([rows.assign(tower="vision"), rows], ignore_index=True)
+    figures.difference_heatmap(both, measures=["cos_kv"], ax=ax)
+    assert ticks(ax) == ["text 0 dense", "1", "2", "3", "vision 0 dense", "1", "2", "3"]
+    assert [line.get_xdata()[0] for line in ax.lines if len(line.get_xdata()) == 2 and line.get_lw() == 1] == [4.0]
