@@ -58,7 +58,9 @@ _SILU: dict[str, Any] = {"hidden_act": "silu"}
 _TANH: dict[str, Any] = {"hidden_activation": "gelu_pytorch_tanh"}
 
 
-def _one(part: Part | tuple[Part, ...], norm: Norm | None = _POST, prefix: str = "model.layers", **config: Any) -> Model:
+def _one(
+    part: Part | tuple[Part, ...], norm: Norm | None = _POST, prefix: str = "model.layers", **config: Any
+) -> Model:
     """A model of one stack."""
     parts = part if isinstance(part, tuple) else (part,)
     return Model((Stack(prefix, parts, norm),), config or _SILU)
