@@ -37,7 +37,8 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	touch $(READY)
 
-# TORCH=2.13.0+cpu takes that version instead of the lowest, which for Linux is there with CUDA only.
+# TORCH=2.13.0+cpu takes that version instead of the lowest, which for Linux is there with CUDA only. What compares
+# families with transformers' own modules needs the newest version of it, and is left out.
 lowest:  ## the quick tests on the lowest versions of what pyproject.toml names, in build/lowest
 	rm -rf build/lowest && mkdir -p build && $(PYTHON) -m venv build/lowest
 	build/lowest/bin/python -m pip install -q "uv>=0.6"
@@ -46,7 +47,8 @@ lowest:  ## the quick tests on the lowest versions of what pyproject.toml names,
 		--python build/lowest/bin/python --group test pyproject.toml -o build/lowest/requirements.txt
 	build/lowest/bin/uv pip install -q --python build/lowest/bin/python -r build/lowest/requirements.txt "setuptools>=77"
 	build/lowest/bin/uv pip install -q --python build/lowest/bin/python --no-deps --no-build-isolation -e .
-	$(ONE_THREAD) build/lowest/bin/python -m pytest -n auto -q -m "not slow"
+	$(ONE_THREAD) build/lowest/bin/python -m pytest -n auto -q -m "not slow" \
+		--ignore=tests/checkpoint/test_families.py --ignore=tests/checkpoint/test_instances.py
 
 lock:  ## resolve the newest versions anew and pin them, with the CPU build of torch
 	$(PYTHON) -m venv .venv-lock
