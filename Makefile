@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test quick lint docs lock clean
+.PHONY: demo test quick lint types docs lowest lock clean
 
 demo: $(READY)  ## the main job on SmolLM2-135M: writes demo-report/report.html
 	$(BIN)/glu-probe demo -o demo-report
@@ -25,6 +25,9 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+types: $(READY)  ## mypy, as strict as pyproject.toml says; half a minute, minutes the first time
+	$(BIN)/python -m mypy
+
 docs: $(READY)  ## pages of every public name: build/docs/index.html
 	$(BIN)/python -W error -m pdoc --docformat google glu_probe -o build/docs
 
@@ -34,11 +37,24 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	touch $(READY)
 
+# TORCH=2.13.0+cpu takes that version instead of the lowest, which for Linux is there with CUDA only. What compares
+# families with transformers' own modules needs the newest version of it, and is left out.
+lowest:  ## the quick tests on the lowest versions of what pyproject.toml names, in build/lowest
+	rm -rf build/lowest && mkdir -p build && $(PYTHON) -m venv build/lowest
+	build/lowest/bin/python -m pip install -q "uv>=0.6"
+	echo "$(addprefix torch==,$(TORCH))" > build/lowest/overrides.txt
+	build/lowest/bin/uv pip compile -q --resolution lowest-direct --override build/lowest/overrides.txt \
+		--python build/lowest/bin/python --group test pyproject.toml -o build/lowest/requirements.txt
+	build/lowest/bin/uv pip install -q --python build/lowest/bin/python -r build/lowest/requirements.txt "setuptools>=77"
+	build/lowest/bin/uv pip install -q --python build/lowest/bin/python --no-deps --no-build-isolation -e .
+	$(ONE_THREAD) build/lowest/bin/python -m pytest -n auto -q -m "not slow" \
+		--ignore=tests/checkpoint/test_families.py --ignore=tests/checkpoint/test_instances.py
+
 lock:  ## resolve the newest versions anew and pin them, with the CPU build of torch
 	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/python -m pip install -q "pip>=25.1" setuptools
 	.venv-lock/bin/python -m pip install -q torch==2.13.0
-	.venv-lock/bin/python -m pip install -q --no-build-isolation -e . --group test --group docs
+	.venv-lock/bin/python -m pip install -q --no-build-isolation -e . --group test --group docs --group types
 	.venv-lock/bin/python -m pip freeze --all --exclude-editable | grep -viE '^pip==' | sed 's/+cpu//' > requirements.lock
 	rm -r .venv-lock
 

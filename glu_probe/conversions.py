@@ -6,6 +6,8 @@ needs a condition (rank 1, a linear s, no biases), the condition is checked, not
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from einops import einsum, rearrange
 from jaxtyping import Float
@@ -142,7 +144,7 @@ def gated_to_layer(form: GatedMLP, norm_gain: Float[Tensor, " d_model"] | None =
         ShapeMismatch: norm_gain is not d_model wide. BadOption: the factors are in half precision.
     """
     _expect(form, GatedMLP)
-    factors = {name: tensor.detach().clone() for name, tensor in form.factors.items()}
+    factors: dict[str, Any] = {name: tensor.detach().clone() for name, tensor in form.factors.items()}
     if norm_gain is not None:
         if norm_gain.shape != (form.d_model,):
             raise ShapeMismatch(f"norm_gain must be [{form.d_model}], found {list(norm_gain.shape)}")

@@ -7,7 +7,7 @@ known by name and costs no other job its result.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ class Backend:
 
 def measure_sites(
     checkpoint: Checkpoint, sites: Sequence[Site], settings: Settings, backend: Backend
-) -> Iterator[tuple[Site, LayerResult]]:
+) -> Generator[tuple[Site, LayerResult], None, None]:
     """Measure MLPs, and give each result as it comes: in their order on the serial backend, in any order on others.
 
     Close the iterator to stop the workers.

@@ -17,7 +17,7 @@ to read off what it would cost. `conversions` has the exact equivalences, `symme
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from einops import einsum
@@ -109,7 +109,7 @@ class MLPForm(nn.Module):
         needed = {name for name in cls.axes if not name.endswith("_bias")}
         if not needed <= {*given} <= {*cls.axes}:
             raise ShapeMismatch(f"{cls.__name__} has {', '.join(cls.axes)}, found {', '.join(given) or 'nothing'}")
-        sizes: dict[str, int] = {}
+        sizes: dict[str, Any] = {}
         for name, tensor in given.items():
             if not isinstance(tensor, Tensor):
                 raise BadOption(
@@ -305,7 +305,7 @@ class BilinearAttentionMLP(MLPForm):
         for factor, bias in ((self.query, self.query_bias), (self.key, self.key_bias)):
             branch = einsum(x, factor, "... d_model, d_mlp d_model rank -> ... d_mlp rank")
             branches.append(branch if bias is None else branch + bias)
-        return einsum(*branches, "... rank, ... rank -> ...")
+        return einsum(branches[0], branches[1], "... rank, ... rank -> ...")
 
     def coefficients(self, x: Batch) -> Float[Tensor, "*batch d_mlp"]:
         """s(x Q_j K_j^T x^T)."""

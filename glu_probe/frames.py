@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -21,6 +21,9 @@ from .measures.io_classes import IO_CLASSES, IO_SWEEP, io_class
 from .measures.nulls import NULL_MEASURES, isotropic_null
 from .measures.registry import NEURON_MEASURES, STATISTICS
 from .neurons import GatedLayer
+
+if TYPE_CHECKING:
+    from .layer_rows import LayerRows
 
 FLAGS = ("zero_gate", "zero_up", "zero_down", "padded", "non_finite", "duplicated")
 COUNTS = ("n_dead", "n_padded", "n_non_finite", "n_duplicated")
@@ -59,7 +62,7 @@ class LayerResult:
     oddities: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, layer: GatedLayer, **measured: Any) -> LayerResult:
+    def of(cls, layer: GatedLayer | LayerRows, **measured: Any) -> LayerResult:
         """The result of measuring this layer."""
         where = {name: getattr(layer, name) for name in ("tower", "layer", "expert", "group", "d_model", "d_mlp")}
         act = layer.activation.name if layer.activation else None

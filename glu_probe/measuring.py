@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -40,7 +40,7 @@ class Settings:
     memory: int = DEFAULT_MEMORY
 
 
-def stored_layers(checkpoint: Checkpoint, sites: Sequence[Site], memory: int) -> Iterator[StoredLayer]:
+def stored_layers(checkpoint: Checkpoint, sites: Sequence[Site], memory: int) -> Generator[StoredLayer, None, None]:
     """MLPs as they are stored, one at a time; the next one is read while this one is measured, if both fit.
 
     Each is laid into the memory of one before, which is done with. Close the iterator to stop reading.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from einops import einsum
@@ -108,8 +108,10 @@ class GatedLayer(LayerRows):
 
     def detach(self) -> GatedLayer:
         """The same layer without gradients, sharing its memory."""
-        tensors = ("query", "key", "value", "query_bias", "key_bias", "output_bias")
-        return replace(self, **{n: None if getattr(self, n) is None else getattr(self, n).detach() for n in tensors})
+        names = ("query", "key", "value", "query_bias", "key_bias", "output_bias")
+        tensors: dict[str, Any] = {name: getattr(self, name) for name in names}
+        detached: dict[str, Any] = {name: each if each is None else each.detach() for name, each in tensors.items()}
+        return replace(self, **detached)
 
     def preactivations(
         self, x: Float[Tensor, "*batch d_model"]

@@ -82,7 +82,7 @@ class Processes:
 
         self.slots = workers or cores()
         self.threads = share_of_cores(self.slots)
-        self.lost = (BrokenProcessPool, ShutdownExecutorError, CancelledError)
+        self.lost: tuple[type[BaseException], ...] = (BrokenProcessPool, ShutdownExecutorError, CancelledError)
         self._executor: Any = None
 
     def submit(self, job: Job) -> Future[Outcome]:
@@ -139,7 +139,11 @@ class DaskCluster:
             raise missing("dask") from None
         if address is None:
             raise BadOption("the Dask backend needs the address of a scheduler", hint="Give --address tcp://HOST:8786")
-        self.lost = (distributed.scheduler.KilledWorker, CancelledError, distributed.CancelledError)
+        self.lost: tuple[type[BaseException], ...] = (
+            distributed.scheduler.KilledWorker,
+            CancelledError,
+            distributed.CancelledError,
+        )
         try:
             self._client = distributed.Client(address, set_as_default=False, timeout=_PATIENCE)
         except (OSError, ValueError, TimeoutError) as error:
@@ -189,7 +193,7 @@ class RayCluster:
                 f"this process is connected to the Ray cluster at {ray.get_runtime_context().gcs_address} already",
                 where=address, hint="Leave the address out, or call ray.shutdown() before",
             )  # fmt: skip
-        self.lost = (ray.exceptions.RayError, CancelledError)
+        self.lost: tuple[type[BaseException], ...] = (ray.exceptions.RayError, CancelledError)
         slots = int(ray.cluster_resources().get("CPU", 0))
         if not slots:
             self.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -106,7 +106,7 @@ def probe(
 
 def _measured(
     checkpoint: Checkpoint, sites: list[Site], settings: Settings, where: Backend, strict: bool, progress: Progress
-) -> Iterator[tuple[Site, LayerResult]]:
+) -> Generator[tuple[Site, LayerResult], None, None]:
     """Results as they come, a step of the progress for each."""
     from .execute import measure_sites
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -51,15 +51,15 @@ def exchange(form: MLPForm) -> MLPForm:
 
     A form with static queries is returned as the bilinear form it is equal to, exchanged.
     """
-    form = _dynamic(form)
-    swapped = {"query": form.key, "key": form.query}
-    if form.query_bias is not None or form.key_bias is not None:
-        zeros = torch.zeros_like(form.query_bias if form.key_bias is None else form.key_bias)
+    dynamic = _dynamic(form)
+    swapped = {"query": dynamic.key, "key": dynamic.query}
+    if dynamic.query_bias is not None or dynamic.key_bias is not None:
+        zeros = torch.zeros_like(dynamic.query_bias if dynamic.key_bias is None else dynamic.key_bias)
         swapped |= {
-            "query_bias": zeros if form.key_bias is None else form.key_bias,
-            "key_bias": zeros if form.query_bias is None else form.query_bias,
+            "query_bias": zeros if dynamic.key_bias is None else dynamic.key_bias,
+            "key_bias": zeros if dynamic.query_bias is None else dynamic.query_bias,
         }
-    return form.with_factors(**swapped)
+    return dynamic.with_factors(**swapped)
 
 
 def rescale(form: MLPForm, c: float, *, degree: float = 1.0) -> MLPForm:
@@ -91,7 +91,7 @@ def rescale(form: MLPForm, c: float, *, degree: float = 1.0) -> MLPForm:
         )
     if isinstance(form, StandardMLP):
         form = standard_to_bilinear(form)
-    changed = {"query": form.query * c, "key": form.key * inverse}
+    changed: dict[str, Tensor] = {"query": form.get_parameter("query") * c, "key": form.key * inverse}
     # the key_bias of a global query stands beside the product (c q).(k / c^degree), not in a branch of it
     for name, factor in (("query_bias", c), ("key_bias", net if isinstance(form, GlobalQueryMLP) else inverse)):
         if getattr(form, name, None) is not None:
@@ -103,8 +103,8 @@ def _finite(number: object) -> bool:
     return isinstance(number, (int, float)) and math.isfinite(number)
 
 
-def _dynamic(form: MLPForm) -> MLPForm:
-    """The form itself, or the bilinear one that a form with static queries is equal to."""
+def _dynamic(form: MLPForm) -> Any:
+    """The form itself, or the bilinear one that a form with static queries is equal to: one that has a query."""
     if isinstance(form, GlobalQueryMLP):
         form = global_query_to_standard(form)
     return standard_to_bilinear(form) if isinstance(form, StandardMLP) else form
@@ -177,7 +177,7 @@ SYMMETRIES: dict[str, Callable[[MLPForm], MLPForm]] = {
     "exchange": exchange,
     "scaling c=2": lambda form: rescale(form, 2.0),
     SIGN_CHANGE: lambda form: rescale(form, -1.0),
-    DEGREE_SCALING: lambda form: rescale(form, 2.0, degree=form.activation.degree),
+    DEGREE_SCALING: lambda form: rescale(form, 2.0, degree=form.activation.degree),  # type: ignore[arg-type]  # None is refused
 }
 
 
@@ -206,7 +206,7 @@ def symmetry_table(
     x = torch.randn(samples, d_model, generator=generator, dtype=torch.float64)
     rows = []
     for kind in FORMS:
-        extra = {"rank": rank} if kind is BilinearAttentionMLP else {}
+        extra: dict[str, Any] = {"rank": rank} if kind is BilinearAttentionMLP else {}
         for name in TABLE_ACTIVATIONS:
             # by way of meta: the constructor's own draw would move the global generator
             form = kind(d_model, d_mlp, name, **extra, device="meta", dtype=torch.float64).to_empty(device="cpu")

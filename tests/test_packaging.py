@@ -33,10 +33,17 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 
 
 def imported() -> set[str]:
-    """Top-level modules that the package imports, wherever in a file."""
+    """Top-level modules that the package imports when it runs, wherever in a file."""
     found = set()
     for file in (ROOT / "glu_probe").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        blocks = [
+            node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        ]
+        for_checkers = {id(node) for block in blocks for node in ast.walk(block)}
+        for node in ast.walk(tree):
+            if id(node) in for_checkers:
+                continue
             if isinstance(node, ast.Import):
                 found |= {name.name.partition(".")[0] for name in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level:
