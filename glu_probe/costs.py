@@ -207,7 +207,7 @@ class Reader:
         if not slab.columns:
             return 0
         info = self._infos[slab.name]
-        return min(raw._STRIPE, math.prod(info.shape) * _width(info))
+        return min(raw.STRIPE, math.prod(info.shape) * _width(info))
 
     def _beside(self) -> int:
         """Norms and biases, each role's for itself."""
@@ -228,7 +228,7 @@ class Reader:
             spans = [(start, min(start + BLOCK, n)) for start in range(0, n, BLOCK)]
             one = sum((stop - start - 1) * slab.step + 1 for start, stop in spans) * pitch
             return passes * one + exact * n * pitch + pairs * pitch
-        wide = max(1, raw._STRIPE // (pitch * slab.step))
+        wide = max(1, raw.STRIPE // (pitch * slab.step))
         stripes = [(start, min(start + wide, n)) for start in range(0, n, wide)]
         one = sum((stop - start - 1) * slab.step + 1 for start, stop in stripes) * pitch
         if len(stripes) == 1:  # it is kept

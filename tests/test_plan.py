@@ -103,7 +103,7 @@ def all_steps(monkeypatch):
 
 
 @pytest.mark.parametrize("family", ["llama", "phi3", "stablelm", "glm", "molmo2_text"])
-@pytest.mark.parametrize("stripe", [raw._STRIPE, 3 * 2**14])
+@pytest.mark.parametrize("stripe", [raw.STRIPE, 3 * 2**14])
 def test_bytes_of_mlps_in_their_files_are_those_that_are_read(
     family, stripe, tmp_path, counted, monkeypatch, no_shortcuts, all_steps
 ):
