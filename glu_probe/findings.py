@@ -9,7 +9,7 @@ from .headlines import headlines, percent, place, span
 # of the neuron frame, that sentences are made of
 COLUMNS = (
     "tower", "layer", "expert", "neuron", "output_energy", "exchange_asymmetry", "exchange_asymmetry_text",
-    "bilinear_share_text", "flag",
+    "bilinear_share_text", "abs_cos_qk", "flag",
 )  # fmt: skip
 
 

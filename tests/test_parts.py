@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import glu_probe as gp
-from glu_probe import cli, frames, probing
+from glu_probe import cli, frames, measuring, probing
 from glu_probe.errors import AlreadyRunning, BadOption, CannotWrite, NonFinite, NoReport
 from glu_probe.identity import identity
 from glu_probe.neuron_file import NeuronFile
@@ -40,9 +40,9 @@ def measured(monkeypatch):
     """The layers that were measured, in order."""
     seen = []
 
-    def spy(checkpoint, site, settings, workspace, files):
+    def spy(checkpoint, site, files, measure):
         seen.append(site.layer)
-        return real(checkpoint, site, settings, workspace, files)
+        return real(checkpoint, site, files, measure)
 
     from glu_probe import execute
 
@@ -114,7 +114,7 @@ def test_what_a_killed_writer_left_is_removed(tmp_path):
 def test_every_bit_of_a_result_survives(tmp_path):
     checkpoint = gp.open_checkpoint(write_odd(tmp_path / "odd"))
     for site in checkpoint.sites:
-        result = probing.measure_site(checkpoint, site, probing.Settings())
+        result = measuring.measure_site(checkpoint, site, measuring.Settings())
         again = decode(encode(result))
         for kind in ("neurons", "flags", "nulls"):
             before, after = getattr(result, kind), getattr(again, kind)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pandas as pd
 
-from ..findings import details
+from ..findings import COLUMNS, details
 from ..headlines import headlines
 from ..layer_groups import groups_of
 from ..measures.registry import MEASURES, TEXT_MEASURES, TEXT_SUFFIXES
@@ -41,10 +41,10 @@ def report_page(report: Report) -> Page:
 
 
 def _markup(report: Report, drawn: Sequence[Drawn]) -> str:
-    provenance = report.provenance
+    provenance, neurons = report.provenance, report.neuron_columns(*COLUMNS)
     return render_page(
         "report.html.jinja", model=str(provenance.get("model", "")), tokens=provenance.get("text", {}).get("tokens"),
-        headlines=headlines(report.layers, report.neurons), details=details(report.layers, report.neurons),
+        headlines=headlines(report.layers, neurons), details=details(report.layers, neurons),
         assumptions=assumptions(provenance, functional=report.layers["exchange_asymmetry_mean"].notna().any()),
         notes=provenance.get("notes", []), pictures=drawn, tables=[*_tables(report)],
         meanings=_meanings("text" in provenance), provenance=provenance,
@@ -54,7 +54,7 @@ def _markup(report: Report, drawn: Sequence[Drawn]) -> str:
 def _tables(report: Report) -> Iterator[Table]:
     layers = _layers(report.layers)
     yield Table.of("layers", "Layers: the columns that matter most; layers.csv has all.", layers, hints(layers))
-    standing_out = _standing_out(report.neurons)
+    standing_out = _standing_out(report.neuron_columns(*_NEURON_COLUMNS, "output_energy", "outlier_risk", "flag"))
     if len(standing_out):
         caption = (
             "Neurons that stand out: those that do most in their layer, by output energy or |q||k||v| on the same direction, "

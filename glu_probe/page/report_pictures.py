@@ -28,12 +28,18 @@ _PROFILES = (
      "cos(k, v): above 0 the neurons write along what their up branch reads, below 0 against it."),
 )  # fmt: skip
 
+# of the neuron frame, which may lie in its file
+_PICTURED = (
+    "model", "tower", "layer", "expert", "neuron", "query_norm", "abs_cos_qk", "cos_kv", "exchange_asymmetry",
+    "exchange_asymmetry_text", "bilinear_share", "bilinear_share_text", "output_energy",
+)  # fmt: skip
+
 
 def report_pictures(report: Report) -> Iterator[Picture]:
     """Every picture of a report's page; drawing one may find that there is nothing to draw."""
     from .. import figures as f
 
-    layers, neurons = report.layers, report.neurons
+    layers, neurons = report.layers, report.neuron_columns(*_PICTURED)
     wide = min(FULL, max(7.0, 5.0 + 0.5 * len(layers)))
     yield Picture(
         "phase_diagram", "Between bilinear and ReLU",
@@ -127,12 +133,12 @@ def _of_text(report: Report, wide: float) -> Iterator[Picture]:
     yield Picture(
         "text_scatter", "Exchange asymmetry of every neuron, Gaussian input against text",
         "On the line a neuron is as asymmetric on text as on isotropic input.",
-        (HALF, 4.1), lambda ax: f.text_scatter(report.neurons, ax=ax),
+        (HALF, 4.1), lambda ax: f.text_scatter(report.neuron_columns(*_PICTURED), ax=ax),
     )  # fmt: skip
     yield Picture(
         "text_scatter_bilinear", "Bilinear share of every neuron, Gaussian input against text",
         "Below the line a neuron is less bilinear on text than on isotropic input.",
-        (HALF, 4.1), lambda ax: f.text_scatter(report.neurons, "bilinear_share", ax=ax),
+        (HALF, 4.1), lambda ax: f.text_scatter(report.neuron_columns(*_PICTURED), "bilinear_share", ax=ax),
     )  # fmt: skip
     yield Picture(
         "text_profile", "Exchange asymmetry on text",
@@ -146,7 +152,7 @@ def _of_experts(report: Report) -> Iterator[Picture]:
     """Pictures of every stack that has routed experts."""
     from .. import figures as f
 
-    layers, neurons = report.layers, report.neurons
+    layers, neurons = report.layers, report.neuron_columns(*_PICTURED)
     routed = layers[layers["group"] == "routed"]
     for tower in dict.fromkeys(routed["tower"]):
         experts = int(routed.loc[routed["tower"] == tower, "n_experts"].max())

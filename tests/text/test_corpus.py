@@ -324,7 +324,9 @@ def test_what_goes_wrong_with_a_dataset(hub):
 
 def test_without_the_library_for_datasets(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(MissingLibrary, match=r"^hf:a: .*not installed. Run `pip install datasets`") as caught:
+    with pytest.raises(
+        MissingLibrary, match=r'^hf:a: .*not installed. Run `pip install "glu-probe\[datasets\]"`'
+    ) as caught:
         read_texts("hf:a")
     assert caught.value.exit_code == 3
 
