@@ -107,7 +107,8 @@ class Shape:
             "sampled outputs": weights * (4.0 * inputs + 6.0 * outputs + 4.0 * pairs),
         }
         small = min(n, d)
-        if self.exact_spectra:  # two Gram matrices of each factor; of unit rows that are fewer than columns, one between two
+        if self.exact_spectra:
+            # two Gram matrices of each factor; of unit rows that are fewer than columns, one between gate and up too
             out["spectra"] = (6 + (n < d)) * 2.0 * weights * small
             out["eigenvalues"] = 6 * 4 / 3 * small**3
         elif self.iterated_spectra:
@@ -238,7 +239,8 @@ class Reader:
             spans += [next(stop for _, stop in chunks(n, shape.d_model))]
         if not slab.columns:
             singly = (n if shape.exact_tensor else 0) + pairs
-            return sum(_spanned(n, span, step) for span in spans) * pitch + singly * pitch, _spanned(n, BLOCK, step) * pitch
+            rows = sum(_spanned(n, span, step) for span in spans) + singly
+            return rows * pitch, _spanned(n, BLOCK, step) * pitch
         wide = self._wide(pitch * step)
         one = _spanned(n, wide, step) * pitch
         if wide >= n:  # it is kept

@@ -31,7 +31,9 @@ def plan_text(plan: Plan) -> str:
         + (f"; {_bytes(moved.written)} to temporary files, {_bytes(moved.again)} from them" if moved.written else "")
     )
     if moved.finer:
-        lines.append(f"            {_bytes(moved.finer)} beyond that if neurons of all of those in files cancel each other")
+        lines.append(
+            f"            {_bytes(moved.finer)} more for a finer pass, if neurons of every such MLP cancel each other"
+        )
     if any(not kind.held for kind in plan.kinds):
         lines.append(
             f"            with --memory {math.ceil(plan.holds_all / 1e8) / 10:g}GB every MLP is held and read once"
