@@ -4,16 +4,19 @@ The numbers of passes, products and samples are those of the code that makes the
 `measuring` (one pass over all factors, then the spectra), `measures.gram` (a read of the matrix for each step of the
 iteration and one for the probes), `measures.sampling`, `measures.nulls`, and `checkpoint.factors` and `checkpoint.raw`
 (what stays in its file, and how it is read there). Where the weights decide, the most that it can be is given: all steps of
-an iteration, all stripes of columns.
+an iteration, all stripes of columns. Two things that few weights ask for are not in it: one more pass in float32 where
+neurons cancel each other (`Reading.finer`), and rows of neurons that may repeat another.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add
 
 from .checkpoint import raw
 from .checkpoint.checkpoint import Checkpoint
+from .checkpoint.memory import chunks
 from .checkpoint.sites import Site
 from .checkpoint.slabs import Slab
 from .checkpoint.source import TensorInfo
@@ -105,7 +108,8 @@ class Shape:
         }
         small = min(n, d)
         if self.exact_spectra:
-            out["spectra"] = (6 + 2) * 2.0 * weights * small
+            # two Gram matrices of each factor; of unit rows that are fewer than columns, one between gate and up too
+            out["spectra"] = (6 + (n < d)) * 2.0 * weights * small
             out["eigenvalues"] = 6 * 4 / 3 * small**3
         elif self.iterated_spectra:
             iterated = 3 * steps * 2 * 4.0 * weights
@@ -134,21 +138,22 @@ class Reading:
         read: that are read from its files, all passes together.
         written: to temporary files, of what can only be read in order.
         again: that are read from those.
+        finer: that one more pass would read, of an MLP whose outputs are sampled in bfloat16 and whose neurons cancel each
+            other; in none of the others.
     """
 
     once: int = 0
     read: int = 0
     written: int = 0
     again: int = 0
+    finer: int = 0
 
     def __add__(self, other: Reading) -> Reading:
-        return Reading(
-            self.once + other.once, self.read + other.read, self.written + other.written, self.again + other.again
-        )
+        return Reading(*map(add, astuple(self), astuple(other)))
 
     def times(self, count: int) -> Reading:
         """Of so many MLPs."""
-        return Reading(self.once * count, self.read * count, self.written * count, self.again * count)
+        return Reading(*(size * count for size in astuple(self)))
 
 
 class Reader:
@@ -158,15 +163,16 @@ class Reader:
         checkpoint, site: the MLP.
         shape: its sizes.
         once: bytes of its tensors.
+        limit: bytes of what is held of it.
         remote: whether they are on a server.
-        steps: of each Lanczos iteration.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, site: Site, shape: Shape, once: int, *, remote: bool, steps: int = gram._STEPS
+        self, checkpoint: Checkpoint, site: Site, shape: Shape, once: int, *, limit: int, remote: bool
     ) -> None:
         self._infos, self._source = checkpoint.source.infos(), checkpoint.source
-        self._site, self._shape, self._once, self._remote, self._steps = site, shape, once, remote, steps
+        self._site, self._shape, self._once, self._remote = site, shape, once, remote
+        self._stripe = raw.stripe_bytes(limit, sum(site.slabs[role].columns for role in ROLES))
         self._norms = checkpoint.norms_of(site)
 
     def held(self) -> Reading:
@@ -182,7 +188,7 @@ class Reader:
 
     def in_files(self) -> Reading:
         """Of an MLP that stays in its files, or goes to temporary ones."""
-        read = written = again = 0
+        read = written = again = finer = 0
         spooled: set[str] = set()
         find = getattr(self._source, "raw", None)
         for role in ROLES:
@@ -190,7 +196,8 @@ class Reader:
             info = self._infos[slab.name]
             place = find(slab.name) if find is not None else None
             width = place.dtype.itemsize if place is not None else _width(info)
-            count = self._passes(role, slab, width)
+            count, once_more = self._passes(role, slab, width)
+            finer += once_more
             if place is not None:
                 read += count
                 continue
@@ -199,15 +206,17 @@ class Reader:
                 spooled.add(slab.name)
                 read += info.nbytes
                 written += math.prod(info.shape) * width
-        return Reading(self._once, read + self._beside(), written, again)
+        return Reading(self._once, read + self._beside(), written, again, finer if self._shape.single else 0)
 
-    def stripe(self) -> int:
-        """Bytes of columns that are held at a time, if it stays in its file and its down matrix lies in columns."""
-        slab = self._site.slabs["down"]
-        if not slab.columns:
-            return 0
-        info = self._infos[slab.name]
-        return min(raw.STRIPE, math.prod(info.shape) * _width(info))
+    def stripes(self) -> list[int]:
+        """Bytes of columns that are held at a time, of each matrix that lies in columns, if it stays in its file."""
+        slabs = [self._site.slabs[role] for role in ROLES if self._site.slabs[role].columns]
+        pitches = [(self._shape.d_model * _width(self._infos[slab.name]), slab.step) for slab in slabs]
+        return [pitch * min(self._wide(pitch * step), self._shape.d_mlp) for pitch, step in pitches]
+
+    def _wide(self, per_neuron: int) -> int:
+        """Neurons of a stripe; as `raw.FileColumns` has it."""
+        return max(1, self._stripe // per_neuron)
 
     def _beside(self) -> int:
         """Norms and biases, each role's for itself."""
@@ -216,26 +225,34 @@ class Reader:
         sizes = (infos[b.name].nbytes // (1 if b.expert is None else infos[b.name].shape[0]) for b in biases)
         return sum(sizes) + sum(infos[name].nbytes for name in self._norms.values())
 
-    def _passes(self, role: str, slab: Slab, width: int) -> int:
-        """All reads of a matrix in a file: the first pass, the spectra, the tensor and the mismatched pairs."""
+    def _passes(self, role: str, slab: Slab, width: int) -> tuple[int, int]:
+        """All reads of a matrix in a file: the first pass, the spectra, the tensor and the mismatched pairs; one pass more."""
         shape = self._shape
-        pitch, n = shape.d_model * width, shape.d_mlp
-        passes = 1 + (1 if shape.exact_spectra else self._steps + 1 if shape.iterated_spectra else 0)
+        pitch, n, step = shape.d_model * width, shape.d_mlp, slab.step
+        pairs = min(n, nulls.NULL_PAIRS)
+        spans = [BLOCK]  # neurons of a read, for each pass
+        if shape.exact_spectra:
+            spans += [n if n < shape.d_model else spectra._ROWS]
+        elif shape.iterated_spectra:
+            spans += [BLOCK] * (gram._STEPS + 1)
         if "norm_bias" in self._norms and role != "down":
-            passes += 1
-        pairs, exact = min(n, nulls.NULL_PAIRS), int(shape.exact_tensor)
+            spans += [next(stop for _, stop in chunks(n, shape.d_model))]
         if not slab.columns:
-            spans = [(start, min(start + BLOCK, n)) for start in range(0, n, BLOCK)]
-            one = sum((stop - start - 1) * slab.step + 1 for start, stop in spans) * pitch
-            return passes * one + exact * n * pitch + pairs * pitch
-        wide = max(1, raw.STRIPE // (pitch * slab.step))
-        stripes = [(start, min(start + wide, n)) for start in range(0, n, wide)]
-        one = sum((stop - start - 1) * slab.step + 1 for start, stop in stripes) * pitch
-        if len(stripes) == 1:  # it is kept
-            return one
+            singly = (n if shape.exact_tensor else 0) + pairs
+            rows = sum(_spanned(n, span, step) for span in spans) + singly
+            return rows * pitch, _spanned(n, BLOCK, step) * pitch
+        wide = self._wide(pitch * step)
+        one = _spanned(n, wide, step) * pitch
+        if wide >= n:  # it is kept
+            return one, 0
         # a block of pairs lies anywhere, and takes every stripe that one of them is in
-        scattered = sum(min(1.0, min(BLOCK, pairs - start) / len(stripes)) for start in range(0, pairs, BLOCK))
-        return (passes + exact) * one + math.ceil(scattered * one)
+        scattered = (min(BLOCK, pairs - start) * _spanned(wide, wide, step) * pitch for start in range(0, pairs, BLOCK))
+        return (len(spans) + shape.exact_tensor) * one + sum(min(one, part) for part in scattered), one
+
+
+def _spanned(count: int, span: int, step: int) -> int:
+    """Rows or columns of a matrix that are read for so many neurons, a span of them at a time, with what is between them."""
+    return sum((min(span, count - start) - 1) * step + 1 for start in range(0, count, span))
 
 
 def _width(info: TensorInfo) -> int:
@@ -252,14 +269,14 @@ _AT_A_TIME = 16_384
 _PER_ROW = 400  # of a neuron in frames, while those of a layer are put together
 
 
-def peak_memory(shape: Shape, held: int, in_file: bool, stripe: int, expert: int, neurons: int) -> int:
+def peak_memory(shape: Shape, held: int, in_file: bool, stripes: list[int], expert: int, neurons: int) -> int:
     """Bytes that measuring an MLP takes at most, beyond the imports; an estimate.
 
     Args:
         shape: its sizes.
         held: bytes of its factors in memory, if they are held.
         in_file: whether they are not.
-        stripe: bytes of columns of the down matrix that are held at a time, for one in a file.
+        stripes: bytes of columns that are held at a time, of each matrix that lies in columns, for one in a file.
         expert: bytes of an expert's matrices while they are copied from a stack.
         neurons: of its layer, whose frame is put together.
     """
@@ -269,9 +286,14 @@ def peak_memory(shape: Shape, held: int, in_file: bool, stripe: int, expert: int
     blocks = 2 * BLOCK * shape.d_model * 30 + (0 if shape.single else 24 * rows)
     table = _TABLE if shape.function and not shape.homogeneous else 0.0
     table += _PER_NEURON * min(shape.d_mlp, _AT_A_TIME)
+    small = min(shape.d_mlp, shape.d_model)
     exact = 0.0
-    if shape.exact_spectra or shape.exact_tensor:
-        exact = 8.0 * shape.weights * 8
+    if shape.exact_spectra:  # Gram matrices of three factors, an eigenvalue problem, and a block of rows
+        wide, step = (3, small) if shape.d_mlp < shape.d_model else (0, spectra._ROWS)
+        exact = 8.0 * (8 * small**2 + 4 * step * shape.d_model + wide * shape.weights)
+    if shape.exact_tensor:  # unit rows of three factors while the last is made, and products of a block with all
+        exact = max(exact, 8.0 * (5 * shape.weights + 6 * BLOCK * shape.d_mlp))
+    columns, turned = (sum(stripes), max(stripes, default=0)) if in_file else (0, 0)
     factors = 0 if in_file else held
-    working = max(table + stripe, blocks + 2 * stripe, exact, expert, _PER_ROW * neurons)
+    working = max(table + columns, blocks + columns + turned, exact + columns, expert, _PER_ROW * neurons)
     return int(_LIBRARIES + factors + sampled + working)

@@ -146,6 +146,7 @@ class Plan:
             "bytes_over_the_wire": moved.read if self.remote else 0,
             "bytes_to_temporary_files": moved.written,
             "bytes_read_again_at_most": moved.again,
+            "bytes_of_a_finer_pass_where_neurons_cancel": moved.finer,
             "flops": self.flops,
             "memory_bound": self.bound,
             "memory_bound_to_read_once": self.holds_all,
@@ -163,7 +164,8 @@ class Plan:
                     "d_model": kind.shape.d_model, "d_mlp": kind.shape.d_mlp, "held": kind.held, "read_ahead": kind.ahead,
                     "held_bytes": kind.held_bytes, "bytes_once": kind.reading.once,
                     "bytes_read_at_most": kind.reading.read, "bytes_to_temporary_files": kind.reading.written,
-                    "bytes_read_again_at_most": kind.reading.again, "flops": kind.flops,
+                    "bytes_read_again_at_most": kind.reading.again,
+                    "bytes_of_a_finer_pass_where_neurons_cancel": kind.reading.finer, "flops": kind.flops,
                     "memory_of_a_worker": kind.memory,
                 }
                 for kind in self.kinds
@@ -241,13 +243,13 @@ def _kinds(checkpoint: Checkpoint, bound: int, workers: int) -> tuple[tuple[Kind
         held_bytes = site.held_bytes(infos)
         stacked = site.slabs["gate"].expert is not None
         held = held_bytes <= int(_HELD * bound) or stacked
-        reader = Reader(checkpoint, site, shape, once, remote=remote)
+        reader = Reader(checkpoint, site, shape, once, limit=int(_HELD * bound), remote=remote)
         reading = reader.held() if held else reader.in_files()
         expert = held_bytes if stacked else 0
         # a worker of its own reads no MLP ahead, and there is none beside the only one
         ahead = held and workers == 1 and len(checkpoint.sites) > 1 and 2 * held_bytes <= _HELD * bound
         memory = peak_memory(
-            shape, (2 if ahead else 1) * held_bytes, not held, reader.stripe(), expert, layers[site.tower, site.layer]
+            shape, (2 if ahead else 1) * held_bytes, not held, reader.stripes(), expert, layers[site.tower, site.layer]
         )
         dtype = infos[site.tensors["gate"]].dtype
         counts[Kind(site.group, dtype, shape, 0, held, ahead, held_bytes, reading, memory)] += 1

@@ -30,6 +30,10 @@ def plan_text(plan: Plan) -> str:
         + (f", {moved.read / moved.once:.1f} times that" if moved.read > 1.01 * moved.once else "")
         + (f"; {_bytes(moved.written)} to temporary files, {_bytes(moved.again)} from them" if moved.written else "")
     )
+    if moved.finer:
+        lines.append(
+            f"            {_bytes(moved.finer)} more for a finer pass, if neurons of every such MLP cancel each other"
+        )
     if any(not kind.held for kind in plan.kinds):
         lines.append(
             f"            with --memory {math.ceil(plan.holds_all / 1e8) / 10:g}GB every MLP is held and read once"

@@ -18,7 +18,7 @@ from glu_probe import calibration, cli
 from glu_probe.checkpoint import memory, raw
 from glu_probe.costs import Reading, Shape
 from glu_probe.errors import BadOption
-from glu_probe.measures import gram, spectra, tensor
+from glu_probe.measures import gram, sampling, spectra, tensor
 from glu_probe.measuring import Settings, measure_layer, measure_site
 from glu_probe.plan import in_bytes_per_second, plan
 from glu_probe.plan_text import plan_text
@@ -30,6 +30,11 @@ NOT_PRODUCTS = ("Gaussian measures", "eigenvalues")
 
 
 def _product(_total, left, right, out_shape=None, **_others) -> int:
+    """Operations of a matrix [rows, inner] with one [inner, columns]."""
+    return 2 * left[0] * left[1] * right[1]
+
+
+def _products(_total, left, right, out_shape=None, **_others) -> int:
     """Operations of so many matrices [rows, inner] with as many [inner, columns]."""
     return 2 * left[0] * left[1] * left[2] * right[2]
 
@@ -103,19 +108,19 @@ def all_steps(monkeypatch):
 
 
 @pytest.mark.parametrize("family", ["llama", "phi3", "stablelm", "glm", "molmo2_text"])
-@pytest.mark.parametrize("stripe", [raw.STRIPE, 3 * 2**14])
+@pytest.mark.parametrize(("stripe", "limit"), [(raw.STRIPE, 1000), (3 * 2**14, 300_000)])
 def test_bytes_of_mlps_in_their_files_are_those_that_are_read(
-    family, stripe, tmp_path, counted, monkeypatch, no_shortcuts, all_steps
+    family, stripe, limit, tmp_path, counted, monkeypatch, no_shortcuts, all_steps
 ):
     write_tiny_checkpoint(family, tmp_path / family, d_model=48, d_mlp=600)
-    monkeypatch.setattr(raw, "_STRIPE", stripe)
+    monkeypatch.setattr(raw, "STRIPE", stripe)
     checkpoint = gp.open_checkpoint(tmp_path / family)
-    found = planned(checkpoint, monkeypatch, 1000)
+    found = planned(checkpoint, monkeypatch, limit)
     counted.clear()
-    measured(checkpoint, 1000)
+    measured(checkpoint, limit)
     assert not any(kind.held for kind in found.kinds)
     assert counted["read"] > 5 * found.reading.once
-    # of three stripes of columns, in all of which some of the mismatched pairs lie
+    # stripes of columns are of one neuron, or so wide that some of each block of mismatched pairs lie in all of them
     assert found.reading.read == counted["read"]
 
 
@@ -135,16 +140,55 @@ def test_an_iteration_that_ends_early_reads_less(tmp_path, counted, monkeypatch,
     assert found.reading.once < counted["read"] < found.reading.read
 
 
-def test_exact_spectra_and_tensor_of_an_mlp_in_its_file(tmp_path, counted, monkeypatch):
-    write_llama(tmp_path / "m", d_model=48, d_mlp=600, layers=2)
-    monkeypatch.setattr(raw, "_STRIPE", 3 * 2**14)
-    checkpoint = gp.open_checkpoint(tmp_path / "m")
-    found = planned(checkpoint, monkeypatch, 1000)
+@pytest.mark.parametrize(("family", "d_mlp"), [("llama", 600), ("llama", 40), ("glm", 1100), ("molmo2_text", 1100)])
+@pytest.mark.parametrize("stripe", [raw.STRIPE, 3 * 2**14])
+def test_exact_spectra_and_tensor_of_an_mlp_in_its_file(family, d_mlp, stripe, tmp_path, counted, monkeypatch):
+    write_tiny_checkpoint(family, tmp_path / "m", d_model=48, d_mlp=d_mlp)
+    monkeypatch.setattr(raw, "STRIPE", stripe)
+    checkpoint, limit = gp.open_checkpoint(tmp_path / "m"), 3 * 48 * d_mlp * 4
+    found = planned(checkpoint, monkeypatch, limit)
+    assert not found.kinds[0].held
     assert found.kinds[0].shape.exact_spectra
     assert found.kinds[0].shape.exact_tensor
     counted.clear()
-    measured(checkpoint, 1000)
+    measured(checkpoint, limit)
     assert found.reading.read == counted["read"]
+
+
+def test_columns_that_are_one_stripe_are_read_once(tmp_path, counted, monkeypatch, no_shortcuts, all_steps):
+    tensors = llama_tensors(layers=1, d_model=48, d_mlp=600)
+    narrow = {name: value.bfloat16() if "down_proj" in name else value for name, value in tensors.items()}
+    config = llama_config(hidden_size=48, intermediate_size=600, num_hidden_layers=1)
+    checkpoint = gp.open_checkpoint(write_checkpoint(tmp_path / "m", narrow, config))
+    held = 48 * 600 * (4 + 4 + 2)
+    found = planned(checkpoint, monkeypatch, int(1.6 * held))
+    assert not found.kinds[0].held
+    counted.clear()
+    measured(checkpoint, int(1.6 * held))
+    passes = 1 + gram._STEPS + 1 + 1  # and the mismatched pairs, of which there are as many as neurons
+    assert found.reading.read == counted["read"] == 48 * 600 * (passes * (4 + 4) + 2) + 48 * 4
+
+
+@pytest.mark.parametrize("family", ["llama", "glm"])
+def test_a_finer_pass_where_neurons_cancel(family, tmp_path, counted, monkeypatch, no_shortcuts, all_steps):
+    write_tiny_checkpoint(family, tmp_path / family, d_model=48, d_mlp=600)
+    monkeypatch.setattr(sampling, "_SINGLE", 0)
+    rounded = property(lambda self: self._narrowed is sampling.coarse)
+    monkeypatch.setattr(sampling.SampledLayer, "too_coarse", rounded)
+    checkpoint = gp.open_checkpoint(tmp_path / family)
+    found = planned(checkpoint, monkeypatch, 1000)
+    counted.clear()
+    measured(checkpoint, 1000)
+    assert found.reading.finer > 0
+    assert found.reading.read + found.reading.finer == counted["read"]
+    assert "finer pass" in plan_text(found)
+
+
+def test_no_finer_pass_of_what_is_held_or_sampled_in_float64(llama, monkeypatch):
+    assert planned(gp.open_checkpoint(llama), monkeypatch, 1000).reading.finer == 0
+    monkeypatch.setattr(sampling, "_SINGLE", 0)
+    assert planned(gp.open_checkpoint(llama), monkeypatch, memory.DEFAULT).reading.finer == 0
+    assert planned(gp.open_checkpoint(llama), monkeypatch, 1000).reading.finer > 0
 
 
 def test_what_is_too_large_to_be_gone_over_again_is_read_once(tmp_path, counted, monkeypatch, no_shortcuts):
@@ -187,19 +231,20 @@ def test_packed_weights_that_do_not_fit_go_to_temporary_files(tmp_path, counted,
 # -- arithmetic ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("d_mlp", [1024, 128])
 @pytest.mark.parametrize(("exact_spectra", "exact_tensor", "activation"), [
     (True, True, "silu"), (False, True, "silu"), (False, False, "silu"), (False, False, None), (True, False, "relu"),
 ])  # fmt: skip
-def test_products_are_those_that_are_counted(exact_spectra, exact_tensor, activation, monkeypatch, all_steps):
+def test_products_are_those_that_are_counted(exact_spectra, exact_tensor, activation, d_mlp, monkeypatch, all_steps):
     monkeypatch.setattr(spectra, "EXACT_FLOPS", 1e30 if exact_spectra else 0)
     monkeypatch.setattr(tensor, "_EXACT_FLOPS", 1e30 if exact_tensor else 0)
-    drawn = random_layer(d_mlp=1024, d_model=192)
+    drawn = random_layer(d_mlp=d_mlp, d_model=192)
     act = None if activation is None else gp.activation(activation)
     layer = gp.GatedLayer(drawn.query, drawn.key, drawn.value, act)
-    in_place = {torch.ops.aten.baddbmm_: _product}  # which the counter does not know
+    in_place = {torch.ops.aten.baddbmm_: _products, torch.ops.aten.addmm_: _product}  # which the counter does not know
     with FlopCounterMode(display=False, custom_mapping=in_place) as counter:
         measure_layer(layer, samples=40)
-    shape = Shape(1024, 192, activation is not None, activation == "relu")
+    shape = Shape(d_mlp, 192, activation is not None, activation == "relu")
     products = {name: value for name, value in shape.flops(samples=40).items() if name not in NOT_PRODUCTS}
     # what remains are products with a basis of ten vectors
     assert sum(products.values()) == pytest.approx(counter.get_total_flops(), rel=0.01)
@@ -247,7 +292,7 @@ def test_time_is_the_longer_of_reading_and_computing(llama):
 
 def test_without_room_for_two_mlps_reading_and_computing_take_turns(llama, monkeypatch):
     checkpoint, size = gp.open_checkpoint(llama), 3 * 24 * 16 * 4
-    roomy, tight = (planned(checkpoint, monkeypatch, limit) for limit in (3 * size, 2 * size))
+    roomy, tight = (planned(checkpoint, monkeypatch, limit) for limit in (4 * size, 2 * size))
     assert (roomy.kinds[0].held, roomy.kinds[0].ahead) == (True, True)
     assert (tight.kinds[0].held, tight.kinds[0].ahead) == (True, False)
     assert roomy.seconds == max(roomy.reading_seconds, roomy.computing_seconds)

@@ -15,7 +15,7 @@ from .families import gguf_norm
 from .family import Family, Norm
 from .inventory import Inventory
 from .memory import Part, Room, fresh, gather, gather_interleaved, gather_transposed
-from .raw import STRIPE, FileColumns, FileRows, RawMatrix, in_place_or_spooled
+from .raw import FileColumns, FileRows, RawMatrix, in_place_or_spooled, stripe_bytes
 from .rules import MLPRules, Options, TowerRules
 from .sites import Site
 from .slabs import Slab
@@ -170,7 +170,7 @@ class FactorReader:
 
     def _in_files(self, site: Site, limit: int) -> dict[str, FileRows | FileColumns]:
         """The three matrices where they are, or in temporary files; both halves of one share it."""
-        stripe = min(STRIPE, limit // (2 * sum(site.slabs[role].columns for role in _WEIGHTS) + 1))
+        stripe = stripe_bytes(limit, sum(site.slabs[role].columns for role in _WEIGHTS))
         matrices: dict[str, RawMatrix] = {}
         rows = {}
         for role in _WEIGHTS:

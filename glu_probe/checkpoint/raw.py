@@ -27,6 +27,14 @@ from .sniff import opened
 STRIPE = 64 * 2**20
 
 
+def stripe_bytes(limit: int, columns: int) -> int:
+    """Bytes of a stripe of an MLP of which so many matrices lie in columns; all together stay within the limit.
+
+    Each is held, and one of them is there twice while it is turned.
+    """
+    return min(STRIPE, limit // (2 * columns + 1))
+
+
 @dataclass(frozen=True)
 class RawMatrix:
     """Where a matrix lies in a file, row after row.
