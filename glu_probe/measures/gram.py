@@ -125,7 +125,11 @@ class GramOperator:
         # Rows are scaled before they are multiplied, so that float32 products stay in range whatever the storage held.
         inverse = torch.where(square > 0, 1 / square, 0.0)
         self._weights = torch.stack((torch.full_like(inverse, 1 / self.scale) * (square > 0), inverse)).sqrt()
-        self._left_out = (square == 0).nonzero().flatten()
+        left_out = square == 0
+        self._blocks = []  # rows of each, and which of them take no part
+        for start in range(0, self.rows, BLOCK):
+            rows = slice(start, min(start + BLOCK, self.rows))
+            self._blocks.append((rows, left_out[rows].nonzero().flatten() if left_out[rows].any() else None))
         # a vector without a share along the ones direction has one again when it is rounded
         self._coarse = (lambda block: block) if self._fold.centred else coarse
         self.rounding = 0.0  # relative standard error of forms v^T A^T A w that images so far may have
@@ -137,42 +141,45 @@ class GramOperator:
     def of_shared(self, vectors: Vectors, raw: int, unit: int) -> tuple[Vectors, Vectors]:
         """The same of vectors of which the first `raw` are for the raw matrix and those from `unit` on for the unit one."""
         rows = self._fold.inward(vectors).T.contiguous()
-        parts, count = ((slice(0, raw), 0), (slice(unit, None), 1)), raw + len(rows) - unit
+        count, shared = raw + len(rows) - unit, unit < raw
+        weights = self._weights[[0] * raw + [1] * (count - raw)]  # of every image
         total: Tensor | float = 0.0
-        for start in range(0, self.rows, BLOCK):
-            block, weights = self._block(slice(start, min(start + BLOCK, self.rows)))
-            given = rows.to(block.dtype)
+        for span, left_out in self._blocks:
+            block, weight = self._block(span, left_out, weights)
+            if not span.start:
+                rows = rows.to(block.dtype)
             if coarsely := len(rows) >= _MANY:
                 block = self._coarse(block)
                 if block.dtype == torch.bfloat16:
                     self.rounding = rounding(self.width)
-                found = times(given, block.T)
+                found = times(rows, block.T)
             else:
                 block = block.view(_LANES, -1, self.width)
-                found = torch.bmm(given.expand(_LANES, *given.shape), block.transpose(1, 2))
-                weights = weights.view(2, _LANES, 1, -1)
+                found = torch.bmm(rows.expand(_LANES, *rows.shape), block.transpose(1, 2))
+                weight = weight.view(count, _LANES, -1).transpose(0, 1)
+            if shared:
+                found = torch.cat((found[..., :raw, :], found[..., unit:, :]), -2)
             # applied twice: its square may leave the range of float32
-            scaled = torch.cat(
-                [found[..., part, :] * weights[version] * weights[version] for part, version in parts], -2
-            )
+            found.mul_(weight).mul_(weight)
             if coarsely:
-                total = total + times(scaled, block)
+                total = total + times(found, block)
             else:
-                total = total if start else torch.zeros(_LANES, count, self.width, dtype=block.dtype)
-                total.baddbmm_(scaled, block)
+                total = total if span.start else torch.zeros(_LANES, count, self.width, dtype=block.dtype)
+                total.baddbmm_(found, block)
         image = total.double().sum(0) if total.dim() == 3 else total.double()
         image = self._fold.outward(image.T)
         return image[:, :raw], image[:, raw:]
 
-    def _block(self, rows: slice) -> tuple[Matrix, Float[Tensor, "2 rows"]]:
+    def _block(
+        self, rows: slice, left_out: Tensor | None, weights: Tensor
+    ) -> tuple[Matrix, Float[Tensor, "image rows"]]:
         """Rows and their weights; zeros for rows that take no part, and to fill the lanes."""
-        block, weights = self._read(rows), self._weights[:, rows]
+        block, weights = self._read(rows), weights[:, rows]
         if block.dtype.itemsize < self._least.itemsize:
             block = block.to(self._least)
-        out = self._left_out[(self._left_out >= rows.start) & (self._left_out < rows.stop)] - rows.start
-        if len(out):  # which may hold what is no number
+        if left_out is not None:  # which may hold what is no number
             block = block.clone()
-            block[out] = 0.0
+            block[left_out] = 0.0
         if missing := -len(block) % _LANES:
             block, weights = pad(block, (0, 0, 0, missing)), pad(weights, (0, missing))
         return block, weights.to(block.dtype)
