@@ -263,9 +263,9 @@ def _width(info: TensorInfo) -> int:
 # -- memory --------------------------------------------------------------------------------------
 
 _LIBRARIES = 45e6  # what they take when they are first used, beyond their imports
-_TABLE = 175e6  # while the table of an activation that is not homogeneous is made
+_TABLE = 40e6  # while the table of an activation that is not homogeneous is made, in pieces
 _PER_NEURON = 2500  # while Gaussian measures are interpolated, for so many neurons at a time
-_AT_A_TIME = 16_384
+_AT_A_TIME = gaussian._TABLE_CHUNK
 _PER_ROW = 400  # of a neuron in frames, while those of a layer are put together
 
 
