@@ -54,9 +54,10 @@ class StoredFactor:
 
     def __call__(self, which: slice | Tensor) -> Tensor:
         """Rows of the factor."""
-        found = self.scaled(which)
-        if self.fold.gain is not None:
-            found = found * self.fold.gain
+        stored = self.stored(which)
+        found = self._scaled(stored)
+        if self.fold.gain is not None:  # in place where the rows are a copy already
+            found = found * self.fold.gain if found is stored else found.mul_(self.fold.gain)
         if self.fold.centred:
             before = found.norm(dim=1, keepdim=True)
             found = found - found.mean(dim=1, keepdim=True)
@@ -66,7 +67,10 @@ class StoredFactor:
 
     def scaled(self, which: slice | Tensor) -> Tensor:
         """Rows before the norm is folded in."""
-        found = self.stored(which).to(self.dtype)
+        return self._scaled(self.stored(which))
+
+    def _scaled(self, stored: Tensor) -> Tensor:
+        found = stored.to(self.dtype)
         return found if self.constant == 1.0 else found * self.constant
 
     def times(self, vector: Float[Tensor, " d_model"]) -> PerNeuron:
