@@ -13,7 +13,7 @@ import torch
 from .arguments import whole_number
 from .checkpoint.checkpoint import Checkpoint
 from .checkpoint.memory import DEFAULT as DEFAULT_MEMORY
-from .checkpoint.memory import Room, Workspace, fresh
+from .checkpoint.memory import Room, Workspace, fresh, give_back
 from .checkpoint.sites import Site
 from .checkpoint.stored import StoredLayer
 from .frames import LayerResult
@@ -27,6 +27,7 @@ from .measures.products import GramMatrices, RowProducts
 from .measures.sampling import SampledLayer, sampled
 from .measures.spectra import branch_spectra
 
+_LARGE = 1_000_000  # weights of a matrix from which on what a layer leaves to the allocator is worth giving back
 _HELD = 0.6  # of the memory, for what is read; the rest is for a block of neurons and what comes of it
 
 
@@ -77,6 +78,8 @@ def measure_site(checkpoint: Checkpoint, site: Site, settings: Settings, workspa
 def measure_stored(layer: StoredLayer, site: Site, settings: Settings) -> LayerResult:
     """Measure an MLP that was read; see `measure_site`."""
     result = measure_layer(layer, seed=settings.seed, samples=settings.samples, exact=settings.exact)
+    if layer.d_mlp * layer.d_model >= _LARGE:
+        give_back()
     return replace(result, oddities=tuple(_oddities(layer, result, site)))
 
 

@@ -25,7 +25,7 @@ _ENDING = ".result"
 _FORMAT = 1  # of the files of results
 _SHOWN = 3  # differences to another run
 _UNFIT = re.compile(r"[^\w., +-]")  # for a file's name
-_UNFINISHED = re.compile(r"\..+\.(result|json|parquet|csv|html|png)\.(?P<pid>\d+)\.part")
+_UNFINISHED = re.compile(r"\..+\.(result|json|parquet|csv|html|png|svg)\.(?P<pid>\d+)\.part")
 
 
 class Parts:

@@ -7,8 +7,11 @@ than filling it.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import math
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -69,6 +72,21 @@ class Workspace:
             self._held.pop((role, dtype), None)  # before the larger one is there
             held = self._held[role, dtype] = torch.empty(size, dtype=dtype)
         return held[:size].view(shape)
+
+
+def give_back() -> None:
+    """Let the system have what the allocator keeps of freed memory, where it can be told to (glibc).
+
+    Large blocks that come and go between small ones that stay would take more and more of it from one MLP to the next.
+    """
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@functools.cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 @dataclass(frozen=True)
