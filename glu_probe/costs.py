@@ -262,8 +262,8 @@ def _width(info: TensorInfo) -> int:
 
 # -- memory --------------------------------------------------------------------------------------
 
-_LIBRARIES = 45e6  # what they take when they are first used, beyond their imports
-_TABLE = 40e6  # while the table of an activation that is not homogeneous is made, in pieces
+_LIBRARIES = 40e6  # what they take when they are first used, beyond their imports and what is given back
+_TABLE = 10e6  # more than those, while the table of an activation that is not homogeneous is made, in pieces
 _PER_NEURON = 2500  # while Gaussian measures are interpolated, for so many neurons at a time
 _AT_A_TIME = gaussian._TABLE_CHUNK
 _PER_ROW = 400  # of a neuron in frames, while those of a layer are put together
