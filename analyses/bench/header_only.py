@@ -4,11 +4,11 @@ Every shard has its true header and its true length, but no data was ever writte
 `truncate`. `ls` shows hundreds of gigabytes, `du` a few megabytes. Only copy such a file with something that knows holes
 (`cp --sparse=always`). A plan reads the headers alone:
 
-    python analyses/bench/header_only.py llama-405b /tmp/llama-405b
-    glu-probe inspect /tmp/llama-405b --plan --bandwidth 2GB/s
+    python analyses/bench/header_only.py llama-405b llama-405b-headers
+    glu-probe inspect llama-405b-headers --plan --bandwidth 2GB/s
 
-    python analyses/bench/header_only.py deepseek-671b /tmp/deepseek-671b
-    glu-probe inspect /tmp/deepseek-671b --plan --bandwidth 2GB/s --workers 16
+    python analyses/bench/header_only.py deepseek-671b deepseek-671b-headers
+    glu-probe inspect deepseek-671b-headers --plan --bandwidth 2GB/s --workers 16
 
 The shapes are those that the models' public configs give: Llama 3.1 405B (126 layers of 16384 x 53248, bfloat16) and
 DeepSeek-V3 (61 layers of width 7168: 3 dense of 18432 neurons, 58 of 256 routed experts of 2048 and one shared, FP8 with a
