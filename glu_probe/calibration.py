@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 
 from .activations import activation
-from .checkpoint.stored import HeldRows, StoredFactor, StoredLayer
+from .checkpoint.stored import StoredFactor, StoredLayer
 from .costs import Shape
-from .layer_rows import ROLES, Fold
+from .layer_rows import ROLES, Fold, HeldRows
 from .measures.gaussian import gaussian_table
 from .measuring import measure_layer
 from .thread_limits import cores, one_blas_thread, share_of_cores

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import torch
@@ -25,19 +24,34 @@ BLOCK = 256
 
 PerNeuron = Float[Tensor, " d_mlp"]
 Rows = Float[Tensor, "rows d_model"]
+# Rows of a matrix by range or number.
+Read = Callable[[slice | Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class HeldRows:
+    """Rows of a matrix in memory, [d_mlp, d_model]."""
+
+    matrix: Tensor
+
+    def __call__(self, which: slice | Tensor) -> Tensor:
+        """Some of them."""
+        return self.matrix[which]
 
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """What a stored matrix is multiplied with from the right to be a factor: W diag(gain), centred or not.
+    """What a stored matrix is multiplied with from the right to be a factor: constant W diag(gain), centred or not.
 
     Attributes:
         gain: [d_model], or None for ones.
         centred: what a row has along the ones direction is taken away.
+        constant: what all of it is multiplied with.
     """
 
     gain: Float[Tensor, " d_model"] | None = None
     centred: bool = False
+    constant: float = 1.0
 
     def inward(self, vectors: Float[Tensor, "d_model count"]) -> Float[Tensor, "d_model count"]:
         """What W is to be applied to in place of the factor to the vectors."""
@@ -48,6 +62,8 @@ class Fold:
         return self._centred(self._scaled(vectors))
 
     def _scaled(self, vectors: Tensor) -> Tensor:
+        if self.constant != 1.0:
+            vectors = vectors * self.constant
         return vectors if self.gain is None else vectors * self.gain.to(vectors.dtype)[:, None]
 
     def _centred(self, vectors: Tensor) -> Tensor:
@@ -79,12 +95,13 @@ class LayerRows:
         """Some rows of a factor, float32 or wider; not to be written to."""
         raise NotImplementedError
 
-    def unfolded(self, role: Role) -> tuple[Callable[[slice], Rows], Fold]:
-        """A factor as rows, float32 or wider, and what is to be done with them to make them the factor's.
+    def unfolded(self, role: Role) -> tuple[Read, Fold]:
+        """A factor as rows in the dtype they are kept in, and what is to be done with them to make them the factor's.
 
-        For who applies a factor to vectors many times: there are fewer of those than of rows.
+        For who applies a factor to vectors: there are fewer of those than of rows. The rows are `HeldRows` where all of
+        them are in memory.
         """
-        return partial(self.rows, role), Fold()
+        raise NotImplementedError
 
     def detach(self) -> LayerRows:
         """The same layer without gradients."""

@@ -130,7 +130,7 @@ def measure_layer(layer: LayerRows, *, seed: int = 0, samples: int | None = None
 
 def _first_pass(layer: LayerRows, found: SampledLayer) -> tuple[RowProducts, SampledLayer]:
     """One read of all factors: inner products of every neuron's rows, and outputs at the inputs."""
-    matrices = GramMatrices(layer.d_model)
+    matrices = GramMatrices(layer.d_mlp, layer.d_model)
     # at once: a small piece kept from each block keeps the allocator from handing out the block's memory again
     grams = torch.empty(layer.d_mlp, 3, 3, dtype=torch.float64)
     for block, factors in layer.blocks():

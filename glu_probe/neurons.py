@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .activations import Activation, activation
 from .errors import BadOption, ShapeMismatch, UnknownActivation
-from .layer_rows import LayerRows, Role
+from .layer_rows import Fold, HeldRows, LayerRows, Read, Role
 
 Gauge = Literal["canonical", "raw"]
 Factor = Float[Tensor, "d_mlp d_model"]
@@ -105,6 +105,10 @@ class GatedLayer(LayerRows):
     def rows(self, role: Role, which: slice | Tensor) -> Float[Tensor, "rows d_model"]:
         """Some rows of a factor."""
         return getattr(self, role)[which]
+
+    def unfolded(self, role: Role) -> tuple[Read, Fold]:
+        """A factor itself: the norm is folded in."""
+        return HeldRows(getattr(self, role)), Fold()
 
     def detach(self) -> GatedLayer:
         """The same layer without gradients, sharing its memory."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import IncompleteTriple, LayoutUnknown, ShapeMismatch
-from ..layer_rows import Fold
+from ..layer_rows import Fold, HeldRows
 from ..neurons import GatedLayer
 from .families import gguf_norm
 from .family import Family, Norm
@@ -20,7 +20,7 @@ from .rules import MLPRules, Options, TowerRules
 from .sites import Site
 from .slabs import Slab
 from .source import IN_MEMORY, TensorSource
-from .stored import HeldRows, StoredFactor, StoredLayer
+from .stored import StoredFactor, StoredLayer
 
 _WEIGHTS = ("gate", "up", "down")
 

@@ -7,31 +7,17 @@ float32 factors would, and a layer that does not fit at all is read from its fil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ..activations import Activation
-from ..layer_rows import Fold, LayerRows, PerNeuron, Role
+from ..layer_rows import Fold, HeldRows, LayerRows, PerNeuron, Read, Role
 from ..neurons import GatedLayer
 from .memory import Room, chunks, fresh
-
-# Rows of a stored matrix by range or number, neuron by neuron: [rows, d_model] in the dtype of the file.
-Rows = Callable[[slice | Tensor], Tensor]
-
-
-@dataclass(frozen=True, eq=False)
-class HeldRows:
-    """Rows of a matrix in memory, [d_mlp, d_model]."""
-
-    matrix: Tensor
-
-    def __call__(self, which: slice | Tensor) -> Tensor:
-        """Some of them."""
-        return self.matrix[which]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +32,7 @@ class StoredFactor:
         fold: what a norm does to its columns.
     """
 
-    stored: Rows
+    stored: Read
     shape: tuple[int, int]
     dtype: torch.dtype
     constant: float = 1.0
@@ -65,10 +51,6 @@ class StoredFactor:
             found *= found.norm(dim=1, keepdim=True) > 1e-6 * before
         return found
 
-    def scaled(self, which: slice | Tensor) -> Tensor:
-        """Rows before the norm is folded in."""
-        return self._scaled(self.stored(which))
-
     def _scaled(self, stored: Tensor) -> Tensor:
         found = stored.to(self.dtype)
         return found if self.constant == 1.0 else found * self.constant
@@ -76,7 +58,7 @@ class StoredFactor:
     def times(self, vector: Float[Tensor, " d_model"]) -> PerNeuron:
         """Its product with a vector, before the norm is folded in."""
         spans = chunks(*self.shape)
-        return torch.cat([self.scaled(slice(start, stop)) @ vector for start, stop in spans])
+        return torch.cat([self._scaled(self.stored(slice(start, stop))) @ vector for start, stop in spans])
 
     def whole(self, role: Role, room: Room) -> Float[Tensor, "d_mlp d_model"]:
         """All rows; in the memory of what is stored, which is used up, where that has their dtype."""
@@ -125,9 +107,10 @@ class StoredLayer(LayerRows):
         """Some rows of a factor, in float32, or float64 where the file has that."""
         return self.factors[role](which)
 
-    def unfolded(self, role: Role) -> tuple[Callable[[slice], Tensor], Fold]:
-        """A factor before the norm is folded in, and the fold."""
-        return self.factors[role].scaled, self.factors[role].fold
+    def unfolded(self, role: Role) -> tuple[Read, Fold]:
+        """A factor as the file has it, and the constant and the norm that make it one."""
+        factor = self.factors[role]
+        return factor.stored, replace(factor.fold, constant=factor.constant)
 
     def widened(self, room: Room = fresh) -> GatedLayer:
         """The same layer with its factors whole in memory; what is stored may be used up."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 import math
+import os
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -20,6 +22,7 @@ Matrix = Float[Tensor, "rows width"]
 # Columns of a product go to the cores in so many lanes, each the work of one core: left to itself a library divides a
 # product by the number of cores, and single precision shows in which order it sums.
 _LANES = 8
+_WORTH_COMPILING = 4_000_000  # weights of a matrix
 
 
 @functools.cache
@@ -30,8 +33,27 @@ def native_bfloat16() -> bool:
 
 
 def coarse(matrix: Matrix) -> Matrix:
-    """The matrix as `times` takes it fastest: in bfloat16 where that is native and it is float32."""
-    return matrix.bfloat16() if matrix.dtype == torch.float32 and native_bfloat16() else matrix
+    """The matrix as `times` takes it fastest: in bfloat16 where that is native and it is float32 or narrower."""
+    return matrix.bfloat16() if matrix.dtype.itemsize <= 4 and native_bfloat16() else matrix
+
+
+def compiled_loops(weights: int) -> Any:
+    """The module of compiled loops, for a matrix of so many weights; None where torch is as good, or must do.
+
+    Loading them takes half a second, and compiling them, the first time on a machine, two.
+    """
+    return _kernels() if weights >= _WORTH_COMPILING else None
+
+
+@functools.cache
+def _kernels() -> Any:
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):  # Python itself would run them
+        return None
+    try:
+        from . import kernels
+    except ImportError:  # no numba for this Python or processor
+        return None
+    return kernels
 
 
 def times(left: Matrix, right: Matrix) -> Matrix:

@@ -8,7 +8,7 @@ that no storage format's extremes leave the range of the arithmetic.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,8 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..layer_rows import BLOCK, Fold
-from .arithmetic import coarse, rounding, times
+from ..layer_rows import BLOCK, Fold, HeldRows, Read
+from .arithmetic import coarse, compiled_loops, native_bfloat16, rounding, times
 
 # A block of rows stays in its core's cache between the product with it and the one with its transpose; lanes of a
 # block go to different cores, and each is summed by one, so that the number of cores changes nothing.
@@ -29,7 +29,6 @@ _MANY = 8  # vectors from which on an operator is applied to them coarsely, for 
 # Squared row norms whose square roots, their inverses and products with vectors float32 holds: beyond float64.
 _IN_RANGE = (1e-50, 1e50)
 
-Read = Callable[[slice], Tensor]
 Matrix = Float[Tensor, "rows width"]
 Vectors = Float[Tensor, "width count"]
 
@@ -112,7 +111,7 @@ class GramOperator:
         """Of the rows as they are and scaled to norm 1.
 
         Args:
-            read: gives a range of rows before the fold: [rows, width].
+            read: gives a range of rows before the fold, in any dtype: [rows, width].
             width: number of columns.
             square: [rows], squared norms of the rows with the fold, 0 for those that take no part.
             fold: what makes them the matrix's rows; it is done to the vectors instead. None if nothing does.
@@ -125,18 +124,32 @@ class GramOperator:
         # Rows are scaled before they are multiplied, so that float32 products stay in range whatever the storage held.
         inverse = torch.where(square > 0, 1 / square, 0.0)
         self._weights = torch.stack((torch.full_like(inverse, 1 / self.scale) * (square > 0), inverse)).sqrt()
-        left_out = square == 0
-        self._blocks = []  # rows of each, and which of them take no part
-        for start in range(0, self.rows, BLOCK):
-            rows = slice(start, min(start + BLOCK, self.rows))
-            self._blocks.append((rows, left_out[rows].nonzero().flatten() if left_out[rows].any() else None))
+        self._left_out = square == 0
+        self._loops = None if extreme else compiled_loops(self.rows * width)
         # a vector without a share along the ones direction has one again when it is rounded
-        self._coarse = (lambda block: block) if self._fold.centred else coarse
+        self._rounds = native_bfloat16() and not extreme and not self._fold.centred
         self.rounding = 0.0  # relative standard error of forms v^T A^T A w that images so far may have
 
     def __call__(self, raw: Vectors, unit: Vectors) -> tuple[Vectors, Vectors]:
         """A^T A times the vectors: of the raw matrix divided by `scale`, and of the unit one; float64."""
-        return self.of_shared(torch.cat((raw, unit), dim=1), raw.shape[1], raw.shape[1])
+        vectors, count = torch.cat((raw, unit), dim=1), raw.shape[1]
+        if self._loops is None or not 0 < vectors.shape[1] <= self._loops.VECTORS:
+            return self.of_shared(vectors, count, count)
+        rows = self._fold.inward(vectors).T.float()
+        squares = self._weights[[0] * count + [1] * unit.shape[1]].square()
+        image = self._fold.outward(self._loops.gram_images(self._as_stored(), rows, squares).T)
+        return image[:, :count], image[:, count:]
+
+    def _as_stored(self) -> Iterator[tuple[slice, Matrix]]:
+        """All rows at once where they are in memory, else block by block."""
+        whole = slice(0, self.rows)
+        spans = [whole] if isinstance(self._read, HeldRows) else self._spans()
+        for rows in spans:
+            block = self._read(rows)
+            yield rows, block if self._loops.takes(block.dtype) else block.float()
+
+    def _spans(self) -> list[slice]:
+        return [slice(start, min(start + BLOCK, self.rows)) for start in range(0, self.rows, BLOCK)]
 
     def of_shared(self, vectors: Vectors, raw: int, unit: int) -> tuple[Vectors, Vectors]:
         """The same of vectors of which the first `raw` are for the raw matrix and those from `unit` on for the unit one."""
@@ -144,12 +157,12 @@ class GramOperator:
         count, shared = raw + len(rows) - unit, unit < raw
         weights = self._weights[[0] * raw + [1] * (count - raw)]  # of every image
         total: Tensor | float = 0.0
-        for span, left_out in self._blocks:
-            block, weight = self._block(span, left_out, weights)
+        coarsely = len(rows) >= _MANY
+        for span in self._spans():
+            block, weight = self._block(span, weights, coarsely)
             if not span.start:
                 rows = rows.to(block.dtype)
-            if coarsely := len(rows) >= _MANY:
-                block = self._coarse(block)
+            if coarsely:
                 if block.dtype == torch.bfloat16:
                     self.rounding = rounding(self.width)
                 found = times(rows, block.T)
@@ -170,14 +183,14 @@ class GramOperator:
         image = self._fold.outward(image.T)
         return image[:, :raw], image[:, raw:]
 
-    def _block(
-        self, rows: slice, left_out: Tensor | None, weights: Tensor
-    ) -> tuple[Matrix, Float[Tensor, "image rows"]]:
+    def _block(self, rows: slice, weights: Tensor, coarsely: bool) -> tuple[Matrix, Float[Tensor, "image rows"]]:
         """Rows and their weights; zeros for rows that take no part, and to fill the lanes."""
-        block, weights = self._read(rows), weights[:, rows]
-        if block.dtype.itemsize < self._least.itemsize:
+        block, weights, left_out = self._read(rows), weights[:, rows], self._left_out[rows]
+        if coarsely and self._rounds:
+            block = coarse(block)
+        elif block.dtype.itemsize < self._least.itemsize:
             block = block.to(self._least)
-        if left_out is not None:  # which may hold what is no number
+        if left_out.any():  # which may hold what is no number
             block = block.clone()
             block[left_out] = 0.0
         if missing := -len(block) % _LANES:

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..layer_rows import BLOCK, ROLES, LayerRows
+from .arithmetic import compiled_loops
 
 _ROWS = 64  # three float64 rows of 4096 for 64 neurons stay within a core's cache
 
@@ -47,12 +48,15 @@ class GramMatrices:
     Cost: 18 d_model flops a neuron.
     """
 
-    def __init__(self, d_model: int) -> None:
+    def __init__(self, d_mlp: int, d_model: int) -> None:
+        self._loops = compiled_loops(d_mlp * d_model)
         # one buffer for all blocks: fresh memory for each would cost more than the arithmetic
-        self._buffer = torch.empty(_ROWS, 3, d_model, dtype=torch.float64)
+        self._buffer = torch.empty(0 if self._loops else _ROWS, 3, d_model, dtype=torch.float64)
 
     def __call__(self, *factors: Rows) -> Float[Tensor, "rows 3 3"]:
         """Of query, key and value rows."""
+        if self._loops:
+            return self._loops.row_grams(*factors)
         count = len(factors[0])
         out = torch.empty(count, 3, 3, dtype=torch.float64)
         for start in range(0, count, _ROWS):
@@ -70,7 +74,7 @@ def row_products(layer: LayerRows, which: tuple[np.ndarray, np.ndarray, np.ndarr
     Args:
         which: numbers of query, key and value rows to pair instead: those of neurons that do not exist.
     """
-    products = GramMatrices(layer.d_model)
+    products = GramMatrices(layer.d_mlp, layer.d_model)
     if which is None:
         return RowProducts.of(torch.cat([products(*factors) for _, factors in layer.blocks()]))
     found = []
