@@ -24,6 +24,7 @@ BLOCK = 256
 
 PerNeuron = Float[Tensor, " d_mlp"]
 Rows = Float[Tensor, "rows d_model"]
+Factors = tuple[Rows, Rows, Rows]
 # Rows of a matrix by range or number.
 Read = Callable[[slice | Tensor], Tensor]
 
@@ -123,11 +124,20 @@ class LayerRows:
             )
         return self.scale_note
 
-    def blocks(self, step: int = BLOCK) -> Iterator[tuple[slice, tuple[Rows, Rows, Rows]]]:
+    def blocks(self, step: int = BLOCK) -> Iterator[tuple[slice, Factors]]:
         """All neurons in order, block by block, with the rows of their three factors."""
+        for block, make in self.read_blocks(step):
+            yield block, make()
+
+    def read_blocks(self, step: int = BLOCK) -> Iterator[tuple[slice, Callable[[], Factors]]]:
+        """The same blocks, read when they are taken and made into factors when called: another core can do that."""
         for start in range(0, self.d_mlp, step):
             block = slice(start, min(start + step, self.d_mlp))
-            yield block, tuple(self.rows(role, block) for role in ROLES)
+            yield block, self._read(block)
+
+    def _read(self, block: slice) -> Callable[[], Factors]:
+        query, key, value = (self.rows(role, block) for role in ROLES)
+        return lambda: (query, key, value)
 
     def biases(self, which: slice | Tensor = slice(None)) -> tuple[PerNeuron, PerNeuron]:
         """Constants of a and b, float64; zeros where there are none."""

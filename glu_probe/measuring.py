@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -17,8 +17,9 @@ from .checkpoint.memory import Room, Workspace, fresh, give_back
 from .checkpoint.sites import Site
 from .checkpoint.stored import StoredLayer
 from .frames import LayerResult
-from .layer_rows import BLOCK, LayerRows
+from .layer_rows import BLOCK, Factors, LayerRows
 from .measures import tensor
+from .measures.lanes import in_lanes, only_lanes
 from .measures.neuron import flags as neuron_flags
 from .measures.neuron import neuron_measures, non_finite, padded
 from .measures.nulls import null_measures
@@ -26,6 +27,7 @@ from .measures.output import default_samples, inputs
 from .measures.products import GramMatrices, RowProducts
 from .measures.sampling import SampledLayer, sampled
 from .measures.spectra import branch_spectra
+from .thread_limits import torch_cores
 
 _LARGE = 1_000_000  # weights of a matrix from which on what a layer leaves to the allocator is worth giving back
 _HELD = 0.6  # of the memory, for what is read; the rest is for a block of neurons and what comes of it
@@ -47,7 +49,7 @@ def stored_layers(checkpoint: Checkpoint, sites: Sequence[Site], memory: int) ->
     Each is laid into the memory of one before, which is done with. Close the iterator to stop reading.
     """
     infos, rooms = checkpoint.source.infos(), (Workspace(), Workspace())
-    with ThreadPoolExecutor(1, "read-ahead") as reader:
+    with ThreadPoolExecutor(1, "read-ahead", initializer=torch_cores, initargs=(1,)) as reader:
         waiting: Future[StoredLayer] | None = None
         for number, site in enumerate(sites):
             layer = _stored(checkpoint, site, memory, rooms[number % 2]) if waiting is None else waiting.result()
@@ -97,7 +99,11 @@ def measure_layer(layer: LayerRows, *, seed: int = 0, samples: int | None = None
         BadOption: seed or samples are not whole numbers of at least 0 and 2.
     """
     seed, samples = checked(seed, samples)
-    layer = layer.detach()
+    with only_lanes():
+        return _measured(layer.detach(), seed, samples, exact)
+
+
+def _measured(layer: LayerRows, seed: int, samples: int | None, exact: bool) -> LayerResult:
     # named by place, so that a layer's numbers do not depend on which others are measured
     place = zlib.crc32(f"{layer.tower}/{layer.expert}".encode())
     streams = np.random.SeedSequence([seed, place, layer.layer]).spawn(3)
@@ -133,10 +139,15 @@ def _first_pass(layer: LayerRows, found: SampledLayer) -> tuple[RowProducts, Sam
     matrices = GramMatrices(layer.d_mlp, layer.d_model)
     # at once: a small piece kept from each block keeps the allocator from handing out the block's memory again
     grams = torch.empty(layer.d_mlp, 3, 3, dtype=torch.float64)
-    for block, factors in layer.blocks():
+
+    def add(lane: int, item: tuple[slice, Callable[[], Factors]]) -> None:
+        block, make = item
+        factors = make()
         grams[block] = matrices(*factors)
         products = RowProducts.of(grams[block])
-        found.add(block, factors, products, ~(padded(products) | non_finite(layer, products, block)))
+        found.add(lane, block, factors, products, ~(padded(products) | non_finite(layer, products, block)))
+
+    in_lanes(add, layer.read_blocks())
     return RowProducts.of(grams), found
 
 

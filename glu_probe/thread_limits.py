@@ -6,6 +6,7 @@ product that two threads compute differs in its last bit from that of one.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Iterator
@@ -35,6 +36,25 @@ def one_blas_thread() -> Iterator[None]:
             _entered -= 1
             if not _entered:
                 _limits.restore_original_limits()
+
+
+def torch_cores(count: int) -> Any:
+    """Let torch use so many cores in the thread that calls this, whatever it may use in others.
+
+    Returns:
+        A context manager that gives the thread back what it had, for who wants it back.
+    """
+    import torch
+
+    torch.get_num_threads()  # takes over what is set for all threads, which it would do later otherwise
+    return _libraries().limit(limits=count, user_api="openmp")
+
+
+@functools.cache
+def _libraries() -> Any:
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 def cores() -> int:

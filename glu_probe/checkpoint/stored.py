@@ -7,7 +7,7 @@ float32 factors would, and a layer that does not fit at all is read from its fil
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..activations import Activation
-from ..layer_rows import Fold, HeldRows, LayerRows, PerNeuron, Read, Role
+from ..layer_rows import ROLES, Factors, Fold, HeldRows, LayerRows, PerNeuron, Read, Role
 from ..neurons import GatedLayer
 from .memory import Room, chunks, fresh
 
@@ -40,7 +40,10 @@ class StoredFactor:
 
     def __call__(self, which: slice | Tensor) -> Tensor:
         """Rows of the factor."""
-        stored = self.stored(which)
+        return self.made(self.stored(which))
+
+    def made(self, stored: Tensor) -> Tensor:
+        """Rows of the factor, of those that are stored."""
         found = self._scaled(stored)
         if self.fold.gain is not None:  # in place where the rows are a copy already
             found = found * self.fold.gain if found is stored else found.mul_(self.fold.gain)
@@ -106,6 +109,16 @@ class StoredLayer(LayerRows):
     def rows(self, role: Role, which: slice | Tensor) -> Float[Tensor, "rows d_model"]:
         """Some rows of a factor, in float32, or float64 where the file has that."""
         return self.factors[role](which)
+
+    def _read(self, block: slice) -> Callable[[], Factors]:
+        factors = [self.factors[role] for role in ROLES]
+        stored = [factor.stored(block) for factor in factors]
+
+        def made() -> Factors:
+            query, key, value = (factor.made(rows) for factor, rows in zip(factors, stored, strict=True))
+            return query, key, value
+
+        return made
 
     def unfolded(self, role: Role) -> tuple[Read, Fold]:
         """A factor as the file has it, and the constant and the norm that make it one."""

@@ -16,12 +16,8 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import pad
 
 Matrix = Float[Tensor, "rows width"]
-# Columns of a product go to the cores in so many lanes, each the work of one core: left to itself a library divides a
-# product by the number of cores, and single precision shows in which order it sums.
-_LANES = 8
 _WORTH_COMPILING = 4_000_000  # weights of a matrix
 
 
@@ -57,18 +53,9 @@ def _kernels() -> Any:
 
 
 def times(left: Matrix, right: Matrix) -> Matrix:
-    """left @ right in the precision of `right`; float32 or wider comes out, the same for any number of threads.
-
-    For float64 the same up to its last bits.
-    """
-    left, width = left.to(right.dtype), right.shape[1]
-    if right.dtype == torch.float64:
-        return left @ right
-    if width % _LANES:
-        right = pad(right, (0, -width % _LANES))
-    lanes = right.unflatten(1, (_LANES, -1)).transpose(0, 1)
-    found = torch.bmm(left.expand(_LANES, *left.shape), lanes)
-    return found.float().transpose(0, 1).flatten(1)[:, :width]
+    """left @ right in the precision of `right`; float32 or wider comes out."""
+    found = left.to(right.dtype) @ right
+    return found if found.dtype == torch.float64 else found.float()
 
 
 def rounding(width: int) -> float:

@@ -7,6 +7,7 @@ that no storage format's extremes leave the range of the arithmetic.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,14 +16,11 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ..layer_rows import BLOCK, Fold, HeldRows, Read
 from .arithmetic import coarse, compiled_loops, native_bfloat16, rounding, times
+from .lanes import LANES, in_lanes
 
-# A block of rows stays in its core's cache between the product with it and the one with its transpose; lanes of a
-# block go to different cores, and each is summed by one, so that the number of cores changes nothing.
-_LANES = 8
 _STEPS, _TOLERANCE = 10, 1e-4
 _PROBES = 16
 _MANY = 8  # vectors from which on an operator is applied to them coarsely, for they are there to be averaged over
@@ -154,38 +152,33 @@ class GramOperator:
     def of_shared(self, vectors: Vectors, raw: int, unit: int) -> tuple[Vectors, Vectors]:
         """The same of vectors of which the first `raw` are for the raw matrix and those from `unit` on for the unit one."""
         rows = self._fold.inward(vectors).T.contiguous()
-        count, shared = raw + len(rows) - unit, unit < raw
+        count, shared, coarsely = raw + len(rows) - unit, unit < raw, len(rows) >= _MANY
         weights = self._weights[[0] * raw + [1] * (count - raw)]  # of every image
-        total: Tensor | float = 0.0
-        coarsely = len(rows) >= _MANY
-        for span in self._spans():
-            block, weight = self._block(span, weights, coarsely)
-            if not span.start:
-                rows = rows.to(block.dtype)
-            if coarsely:
-                if block.dtype == torch.bfloat16:
-                    self.rounding = rounding(self.width)
-                found = times(rows, block.T)
-            else:
-                block = block.view(_LANES, -1, self.width)
-                found = torch.bmm(rows.expand(_LANES, *rows.shape), block.transpose(1, 2))
-                weight = weight.view(count, _LANES, -1).transpose(0, 1)
+        totals: list[Tensor | float] = [0.0] * LANES
+
+        narrowed = functools.cache(rows.to)
+
+        def add(lane: int, item: tuple[slice, Matrix]) -> None:
+            span, block = item
+            block = self._prepared(span, block, coarsely)
+            weight = weights[:, span].to(torch.promote_types(block.dtype, torch.float32))
+            found = times(narrowed(block.dtype), block.T)
             if shared:
-                found = torch.cat((found[..., :raw, :], found[..., unit:, :]), -2)
+                found = torch.cat((found[:raw], found[unit:]))
             # applied twice: its square may leave the range of float32
             found.mul_(weight).mul_(weight)
-            if coarsely:
-                total = total + times(found, block)
-            else:
-                total = total if span.start else torch.zeros(_LANES, count, self.width, dtype=block.dtype)
-                total.baddbmm_(found, block)
-        image = total.double().sum(0) if total.dim() == 3 else total.double()
+            totals[lane] = totals[lane] + times(found, block)
+            if block.dtype == torch.bfloat16:
+                self.rounding = rounding(self.width)
+
+        in_lanes(add, ((span, self._read(span)) for span in self._spans()))
+        image = torch.stack([total.double() for total in totals if isinstance(total, Tensor)]).sum(0)
         image = self._fold.outward(image.T)
         return image[:, :raw], image[:, raw:]
 
-    def _block(self, rows: slice, weights: Tensor, coarsely: bool) -> tuple[Matrix, Float[Tensor, "image rows"]]:
-        """Rows and their weights; zeros for rows that take no part, and to fill the lanes."""
-        block, weights, left_out = self._read(rows), weights[:, rows], self._left_out[rows]
+    def _prepared(self, rows: slice, block: Matrix, coarsely: bool) -> Matrix:
+        """The rows in the precision that is asked for; zeros for those that take no part."""
+        left_out = self._left_out[rows]
         if coarsely and self._rounds:
             block = coarse(block)
         elif block.dtype.itemsize < self._least.itemsize:
@@ -193,9 +186,7 @@ class GramOperator:
         if left_out.any():  # which may hold what is no number
             block = block.clone()
             block[left_out] = 0.0
-        if missing := -len(block) % _LANES:
-            block, weights = pad(block, (0, 0, 0, missing)), pad(weights, (0, missing))
-        return block, weights.to(block.dtype)
+        return block
 
 
 @dataclass(frozen=True)
@@ -230,8 +221,8 @@ def iterated_spectra(operator: GramOperator, square: Tensor, rng: np.random.Gene
     Args:
         others: [width, count], vectors whose images under the unit version are wanted too.
     """
-    start = torch.from_numpy(rng.standard_normal(operator.width))
-    versions = _lanczos(operator, start / start.norm())
+    start = rng.standard_normal(operator.width)
+    versions = _lanczos(operator, start / np.linalg.norm(start))
     noise = torch.from_numpy(rng.standard_normal((operator.width, _PROBES)))
     # both versions share the probes; what lies in a version's own basis is taken out of probes and images alike
     images = operator.of_shared(torch.cat((noise, others), dim=1), _PROBES, 0)
@@ -272,19 +263,21 @@ class _Lanczos:
     It stops for itself, so that what is found of one version does not depend on the other. Full reorthogonalisation.
     """
 
-    def __init__(self, start: Float[Tensor, " width"]) -> None:
-        self._basis, self._images = [start], []
+    def __init__(self, start: Float[np.ndarray, " width"]) -> None:
+        self._basis = np.empty((_STEPS + 1, len(start)))
+        self._basis[0] = start
+        self._images: list[Float[np.ndarray, " width"]] = []
         self._diagonal: list[float] = []
         self._off: list[float] = []
         self.top, self.residual, self.done = 0.0, 0.0, False
 
     @property
     def basis(self) -> Vectors:
-        return torch.stack(self._basis[: len(self._images)], dim=1)
+        return torch.from_numpy(self._basis[: len(self._images)]).T
 
     @property
     def image(self) -> Vectors:
-        return torch.stack(self._images, dim=1)
+        return torch.from_numpy(np.stack(self._images)).T
 
     def without(self, vectors: Vectors, images: Vectors) -> tuple[Vectors, Vectors]:
         """The same vectors and their images without what lies in the basis."""
@@ -294,32 +287,31 @@ class _Lanczos:
     @property
     def next(self) -> Vectors:
         """What the operator is to be applied to, nothing once it is done."""
-        return self._basis[-1][:, None][:, : 0 if self.done else 1]
+        return torch.from_numpy(self._basis[len(self._images)][:, None][:, : 0 if self.done else 1])
 
     def step(self, product: Vectors) -> None:
         if self.done:
             return
-        image = product[:, 0]
+        image, basis = product[:, 0].numpy(), self._basis[: len(self._images) + 1]
         self._images.append(image)
-        self._diagonal.append((image @ self._basis[-1]).item())
+        self._diagonal.append(float(image @ basis[-1]))
         for _twice in range(2):
-            for vector in self._basis:
-                image = image - vector * (image @ vector)
-        norm = image.norm().item()
+            image = image - (basis @ image) @ basis
+        norm = float(np.linalg.norm(image))
         tridiagonal = np.diag(self._diagonal) + np.diag(self._off, 1) + np.diag(self._off, -1)
         values, vectors = np.linalg.eigh(tridiagonal)
         before, self.top = self.top, max(float(values[-1]), 0.0)
         self.residual = abs(norm * vectors[-1, -1]) / self.top if self.top > 0 else 0.0
         settled = abs(self.top - before) <= _TOLERANCE * self.top
-        exhausted = norm <= np.finfo(float).eps * self.top or len(self._basis) == len(image)
+        exhausted = norm <= np.finfo(float).eps * self.top or len(basis) == len(image)
         if settled or exhausted or len(self._images) == _STEPS:
             self.done = True
             return
         self._off.append(norm)
-        self._basis.append(image / norm)
+        self._basis[len(self._images)] = image / norm
 
 
-def _lanczos(operator: GramOperator, start: Float[Tensor, " width"]) -> list[_Lanczos]:
+def _lanczos(operator: GramOperator, start: Float[np.ndarray, " width"]) -> list[_Lanczos]:
     """Of the raw and of the unit version."""
     versions = [_Lanczos(start), _Lanczos(start)]
     while not all(one.done for one in versions):

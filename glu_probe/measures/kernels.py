@@ -8,9 +8,8 @@ cores, and for any size of the blocks that the rows come in.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numba
@@ -20,10 +19,10 @@ from jaxtyping import Float
 from numba.extending import overload
 from torch import Tensor
 
-# Lanes of A^T A, and rows of a lane before it is the next one's turn: together they divide a block of neurons.
-LANES, _PIECE = 8, 32
+from .lanes import LANES, in_lanes
+
+_PIECE = 32  # rows of a lane of A^T A before it is the next one's turn: eight lanes divide a block of neurons
 VECTORS = 2  # of one call of `gram_images`
-_NEURONS = 32  # of a task when Gram matrices of rows are taken
 # How numpy sees what it has no dtype for; `_wide` tells them apart by that.
 _SEEN_AS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16, torch.float32: torch.float32}
 
@@ -116,9 +115,9 @@ def _gram_lane(matrix, vectors, squares, images, lane):  # type: ignore[no-untyp
 
 
 @_compiled
-def _row_grams(query, key, value, out, start, stop):  # type: ignore[no-untyped-def]
-    """Gram matrices of the three rows of neurons start to stop, in float64."""
-    for neuron in range(start, stop):
+def _row_grams(query, key, value, out):  # type: ignore[no-untyped-def]
+    """Gram matrices of the three rows of each neuron, in float64."""
+    for neuron in range(query.shape[0]):
         q, k, v = query[neuron], key[neuron], value[neuron]
         qq = kk = vv = qk = qv = kv = 0.0
         for c in range(q.shape[0]):
@@ -157,40 +156,21 @@ def gram_images(
     both[:count], weights[:count] = vectors.numpy(), squares.numpy()
     images = np.zeros((LANES, 2, width), np.float32)
     for rows, block in blocks:
-        seen, share = _seen(block), weights[:, rows]
-        _run(_gram_lane, [(seen, both, share, images[lane], lane) for lane in range(LANES)])
+        seen, share = block.contiguous().view(_SEEN_AS[block.dtype]).numpy(), weights[:, rows]
+        in_lanes(partial(_share, seen, both, share, images), range(LANES))
     return torch.from_numpy(images.sum(0, dtype=np.float64)[:count])
+
+
+def _share(
+    matrix: np.ndarray, vectors: np.ndarray, squares: np.ndarray, images: np.ndarray, lane: int, _number: int
+) -> None:
+    _gram_lane(matrix, vectors, squares, images[lane], lane)
 
 
 def row_grams(
     query: Float[Tensor, "rows width"], key: Float[Tensor, "rows width"], value: Float[Tensor, "rows width"]
 ) -> Float[Tensor, "rows 3 3"]:
     """Gram matrices of neurons' three rows, float64, from float32 or float64 rows."""
-    count = len(query)
-    out = np.empty((count, 3, 3))
-    factors = [part.contiguous().numpy() for part in (query, key, value)]
-    spans = ((start, min(start + _NEURONS, count)) for start in range(0, count, _NEURONS))
-    _run(_row_grams, [(*factors, out, *span) for span in spans])
+    out = np.empty((len(query), 3, 3))
+    _row_grams(*(part.contiguous().numpy() for part in (query, key, value)), out)
     return torch.from_numpy(out)
-
-
-def _seen(block: Tensor) -> np.ndarray:
-    return block.contiguous().view(_SEEN_AS[block.dtype]).numpy()
-
-
-_pools: dict[int, ThreadPoolExecutor] = {}
-# a child has the pools but not their threads
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pools.clear)
-
-
-def _run(function: Callable[..., None], tasks: list[tuple[Any, ...]]) -> None:
-    """Each task on some core, no more of them than torch may use."""
-    threads = min(torch.get_num_threads(), len(tasks))
-    if threads < 2:
-        for task in tasks:
-            function(*task)
-        return
-    pool = _pools.get(threads) or _pools.setdefault(threads, ThreadPoolExecutor(threads, "kernels"))
-    for done in [pool.submit(function, *task) for task in tasks]:
-        done.result()

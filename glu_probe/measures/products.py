@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from functools import partial
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..layer_rows import BLOCK, ROLES, LayerRows
+from ..layer_rows import BLOCK, ROLES, Factors, LayerRows
 from .arithmetic import compiled_loops
+from .lanes import in_lanes
 
 _ROWS = 64  # three float64 rows of 4096 for 64 neurons stay within a core's cache
 
@@ -45,13 +49,12 @@ class RowProducts:
 class GramMatrices:
     """Takes the Gram matrices of neurons' three rows, block after block, in float64 so that nothing over- or underflows.
 
-    Cost: 18 d_model flops a neuron.
+    Cost: 18 d_model flops a neuron. Several threads may use one.
     """
 
     def __init__(self, d_mlp: int, d_model: int) -> None:
-        self._loops = compiled_loops(d_mlp * d_model)
-        # one buffer for all blocks: fresh memory for each would cost more than the arithmetic
-        self._buffer = torch.empty(0 if self._loops else _ROWS, 3, d_model, dtype=torch.float64)
+        self._loops, self._d_model = compiled_loops(d_mlp * d_model), d_model
+        self._own = threading.local()
 
     def __call__(self, *factors: Rows) -> Float[Tensor, "rows 3 3"]:
         """Of query, key and value rows."""
@@ -67,6 +70,13 @@ class GramMatrices:
             torch.bmm(block, block.transpose(1, 2), out=out[rows])
         return out
 
+    @property
+    def _buffer(self) -> Float[Tensor, "rows 3 d_model"]:
+        """One for all blocks of a thread: fresh memory for each would cost more than the arithmetic."""
+        if not hasattr(self._own, "buffer"):
+            self._own.buffer = torch.empty(_ROWS, 3, self._d_model, dtype=torch.float64)
+        return self._own.buffer
+
 
 def row_products(layer: LayerRows, which: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None) -> RowProducts:
     """The inner products of a layer's neurons, with one read of the factors.
@@ -74,14 +84,28 @@ def row_products(layer: LayerRows, which: tuple[np.ndarray, np.ndarray, np.ndarr
     Args:
         which: numbers of query, key and value rows to pair instead: those of neurons that do not exist.
     """
-    products = GramMatrices(layer.d_mlp, layer.d_model)
-    if which is None:
-        return RowProducts.of(torch.cat([products(*factors) for _, factors in layer.blocks()]))
-    found = []
-    for start in range(0, len(which[0]), BLOCK):
-        picked = (torch.from_numpy(part[start : start + BLOCK]) for part in which)
-        found.append(products(*(layer.rows(role, rows) for role, rows in zip(ROLES, picked, strict=True))))
-    return RowProducts.of(torch.cat(found))
+    matrices = GramMatrices(layer.d_mlp, layer.d_model)
+    blocks = layer.read_blocks() if which is None else _picked(layer, which)
+    # at once: a small piece kept from each block keeps the allocator from handing out the block's memory again
+    grams = torch.empty(layer.d_mlp if which is None else len(which[0]), 3, 3, dtype=torch.float64)
+
+    def take(_lane: int, item: tuple[slice, Callable[[], Factors]]) -> None:
+        block, make = item
+        grams[block] = matrices(*make())
+
+    in_lanes(take, blocks)
+    return RowProducts.of(grams)
+
+
+def _picked(
+    layer: LayerRows, which: tuple[np.ndarray, np.ndarray, np.ndarray]
+) -> Iterator[tuple[slice, Callable[[], Factors]]]:
+    """Those rows, a block at a time."""
+    numbers = [torch.from_numpy(part) for part in which]
+    for start in range(0, len(numbers[0]), BLOCK):
+        block = slice(start, min(start + BLOCK, len(numbers[0])))
+        query, key, value = (layer.rows(role, part[block]) for role, part in zip(ROLES, numbers, strict=True))
+        yield block, partial(lambda *factors: factors, query, key, value)
 
 
 def cosine(product: PerNeuron, square: PerNeuron, other_square: PerNeuron) -> PerNeuron:

@@ -5,17 +5,21 @@ One pass over the factors serves the output asymmetries, at inputs x, and the te
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..layer_rows import LayerRows, Rows
+from ..layer_rows import Factors, LayerRows
 from ..neurons import gauge_of
 from .arithmetic import coarse, times
 from .gaussian import RESCALE
+from .lanes import LANES, in_lanes
 from .products import RowProducts
 
 _SINGLE = 8_000_000  # weights of one matrix beyond which float32 does: the sampling error is a thousand times larger
@@ -26,6 +30,45 @@ _COARSELY_CANCELLED, _COARSELY_SYMMETRIC = 0.1, 1e-3
 OUTPUT_MEASURES = ("exchange_asymmetry_output", "scaling_asymmetry_output")
 
 Outputs = Float[Tensor, "kind sample d_model"]
+
+
+@dataclass(eq=False)
+class _Lane:
+    """Sums over some of the blocks.
+
+    Attributes:
+        shape: of the outputs.
+        single, double: outputs of blocks in single and in double precision; 0 before the first.
+        outputs_apart, tensor_apart: energy of the outputs and of the tensor if neurons were orthogonal.
+        rounded: whether bfloat16 was used.
+        neurons: how many.
+    """
+
+    shape: tuple[int, int]
+    single: Tensor | float = 0.0
+    double: Tensor | float = 0.0
+    outputs_apart: float = 0.0
+    tensor_apart: float = 0.0
+    rounded: bool = False
+    neurons: int = 0
+
+    def add(self, outputs: Tensor) -> None:
+        if outputs.dtype == torch.float64:
+            self.double = self.double + outputs
+        elif isinstance(self.single, Tensor):
+            self.single += outputs
+        else:
+            self.single = outputs
+
+    @property
+    def outputs(self) -> Outputs:
+        return torch.zeros(self.shape, dtype=torch.float64) + self.double + self.single
+
+    def joined(self, other: _Lane) -> _Lane:
+        return _Lane(
+            self.shape, 0.0, self.outputs + other.outputs, self.outputs_apart + other.outputs_apart,
+            self.tensor_apart + other.tensor_apart, self.rounded or other.rounded, self.neurons + other.neurons,
+        )  # fmt: skip
 
 
 class SampledLayer:
@@ -54,17 +97,13 @@ class SampledLayer:
         self._samples = outputs if layer.functional_note() is None else 0
         self._single = layer.d_mlp * layer.d_model > _SINGLE
         self._x = {torch.float64: x, torch.float32: self._narrowed(x.float())}
-        count = 3 * self._samples + 2 * pairs
-        self._sums = {dtype: torch.zeros(count, layer.d_model, dtype=dtype) for dtype in self._x}
-        # energy of the outputs and of the tensor if neurons were orthogonal
-        self._outputs_apart = self._tensor_apart = 0.0
-        self._rounded = False
-        self.neurons = 0
+        self._lanes = [_Lane((3 * self._samples + 2 * pairs, layer.d_model)) for _ in range(LANES)]
 
-    def add(self, block: slice, factors: tuple[Rows, Rows, Rows], products: RowProducts, usable: np.ndarray) -> None:
+    def add(self, lane: int, block: slice, factors: Factors, products: RowProducts, usable: np.ndarray) -> None:
         """The share of a block of neurons.
 
         Args:
+            lane: whose sum it goes to; lanes can be added to at the same time.
             block: which they are.
             factors: their query, key and value rows.
             products: the rows' inner products.
@@ -84,7 +123,8 @@ class SampledLayer:
         moderate = len(sizes) > 0 and bool((sizes > _IN_RANGE[0]).all() & (sizes < _IN_RANGE[1]).all())
         dtype = torch.float32 if moderate and self._single else torch.float64
         query, key, value = (self._narrowed(rows.to(dtype)) for rows in factors)
-        self._rounded |= value.dtype == torch.bfloat16
+        found = self._lanes[lane]
+        found.rounded |= value.dtype == torch.bfloat16
         x, pairs = self._x[dtype], self._pairs
         a, b = times(x, query.T), times(x, key.T)
         parts = []
@@ -92,13 +132,13 @@ class SampledLayer:
             gauge = gauge_of(square_q + bias_q**2, square_k + bias_k**2, product + bias_q * bias_k).to(dtype)
             branches = a[:count] + bias_q.to(dtype), (b[:count] + bias_k.to(dtype)) * gauge
             parts += [part / gauge for part in self._coefficients(*branches)]
-            self._outputs_apart += (parts[0].square().mean(0).double() @ square_v).item()
+            found.outputs_apart += (parts[0].square().mean(0).double() @ square_v).item()
         if pairs:
             forth, back = a[:pairs] * b[pairs : 2 * pairs], a[pairs : 2 * pairs] * b[:pairs]
             parts += [forth, forth - back]
-            self._tensor_apart += (square_q * square_k * square_v).sum().item()
-        self._sums[dtype] += times(torch.cat(parts), value)
-        self.neurons += len(query)
+            found.tensor_apart += (square_q * square_k * square_v).sum().item()
+        found.add(times(torch.cat(parts), value))
+        found.neurons += len(query)
 
     def _coefficients(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """S(a) b, and what exchange and rescaling take away from it: small where they do nothing, and then exact."""
@@ -106,19 +146,26 @@ class SampledLayer:
         plain = act(a) * b
         return plain, plain - act(b) * a, plain - act(RESCALE * a) * b / RESCALE
 
-    def _outputs(self) -> Outputs:
-        return self._sums[torch.float64] + self._sums[torch.float32]
+    @functools.cached_property
+    def _total(self) -> _Lane:
+        """All lanes together, once everything is added."""
+        return functools.reduce(_Lane.joined, self._lanes)
+
+    @property
+    def neurons(self) -> int:
+        """How many took part."""
+        return self._total.neurons
 
     @property
     def too_coarse(self) -> bool:
         """Whether bfloat16 may show in what was found: neurons cancel each other, or gate and up in the tensor."""
-        if not self._rounded:
+        total, parts = self._total, []
+        if not total.rounded:
             return False
-        outputs, parts = self._outputs(), []
         if self._samples:
-            parts.append((outputs[: self._samples], self._outputs_apart))
+            parts.append((total.outputs[: self._samples], total.outputs_apart))
         if self._pairs:
-            parts.append((outputs[-2 * self._pairs : -self._pairs], self._tensor_apart))
+            parts.append((total.outputs[-2 * self._pairs : -self._pairs], total.tensor_apart))
             if not self.tensor_asymmetry()[0] > _COARSELY_SYMMETRIC:
                 return True
         return any(part.square().sum(1).mean().item() < _COARSELY_CANCELLED * apart for part, apart in parts)
@@ -127,7 +174,7 @@ class SampledLayer:
         """`OUTPUT_MEASURES`, each with `_se`; missing where the function is not known or the output is zero."""
         if not self._samples or not self.neurons:
             return {name + suffix: math.nan for name in OUTPUT_MEASURES for suffix in ("", "_se")}
-        plain, *differences = self._outputs()[: 3 * self._samples].view(3, self._samples, -1)
+        plain, *differences = self._total.outputs[: 3 * self._samples].view(3, self._samples, -1)
         out = {}
         for name, difference in zip(OUTPUT_MEASURES, differences, strict=True):
             out[name], out[name + "_se"] = _asymmetry(plain, difference)
@@ -135,9 +182,9 @@ class SampledLayer:
 
     def tensor_asymmetry(self) -> tuple[float, float]:
         """The share and its standard error; missing where no neuron took part or they cancel each other to rounding."""
-        forth, change = self._outputs()[-2 * self._pairs :].view(2, self._pairs, -1)
+        forth, change = self._total.outputs[-2 * self._pairs :].view(2, self._pairs, -1)
         energy = 2 * (forth.square().sum(1) + (forth - change).square().sum(1)).mean().item()
-        return _asymmetry(forth, change) if energy > 4 * _CANCELLED * self._tensor_apart else (math.nan, math.nan)
+        return _asymmetry(forth, change) if energy > 4 * _CANCELLED * self._total.tensor_apart else (math.nan, math.nan)
 
 
 def sampled(
@@ -152,8 +199,13 @@ def sampled(
 ) -> SampledLayer:
     """A pass over the usable neurons of a layer, and a finer one where that was too coarse; see `SampledLayer`."""
     found = SampledLayer(layer, x, outputs=outputs, pairs=pairs, fine=fine)
-    for block, factors in layer.blocks():
-        found.add(block, factors, products.at(block), usable[block])
+
+    def add(lane: int, item: tuple[slice, Callable[[], Factors]]) -> None:
+        block, make = item
+        factors = make()
+        found.add(lane, block, factors, products.at(block), usable[block])
+
+    in_lanes(add, layer.read_blocks())
     if found.too_coarse:
         return sampled(layer, x, products, usable, outputs=outputs, pairs=pairs, fine=True)
     return found

@@ -18,6 +18,7 @@ from ..errors import BadOption
 from ..layer_rows import ROLES, LayerRows, Role
 from ..neurons import GatedLayer
 from .gram import GramOperator, Spectrum, exact_spectrum, iterated_spectra, sizes_alone
+from .lanes import every_core
 from .products import RowProducts, row_products
 
 EXACT_FLOPS = 4e9  # of half a Gram matrix, d_mlp d_model^2: up to widths of about 1000
@@ -60,7 +61,8 @@ def branch_spectra(
         for name, square in (("gate", products.qq), ("up", products.kk), ("down", products.vv))
     }
     if exact:
-        found, shared, error = _exact(layer, squares)
+        with every_core():
+            found, shared, error = _exact(layer, squares)
     elif layer.d_mlp * layer.d_model <= _ITERATED:
         found, shared, error = _iterated(layer, squares, rng)
     else:

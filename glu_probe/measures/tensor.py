@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..arguments import whole_number
 from ..layer_rows import ROLES, LayerRows
+from .lanes import every_core
 from .products import RowProducts, row_products
 from .sampling import sampled
 
@@ -108,7 +109,8 @@ def tensor_asymmetry(
     if is_cheap(layer) if exact is None else exact:
         units = UnitFactors.of(layer, usable, products)
         apart = units.weight.square().sum().item()
-        kept, swapped = _inner_products(units)
+        with every_core():
+            kept, swapped = _inner_products(units)
         share = (1 - swapped / kept) / 2 if kept > _CANCELLED * apart else math.nan
         return min(max(share, 0.0), 1.0) if share == share else share, 0.0 if share == share else math.nan, "exact"
     samples = samples or int(np.clip(_COST // (layer.d_mlp * layer.d_model), 64, 1024))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import subprocess
 import sys
 
@@ -96,13 +95,10 @@ def test_neither_blocks_nor_cores_change_a_bit():
         spans = [slice(start, min(start + step, 2000)) for start in range(0, 2000, step)]
         assert torch.equal(kernels.gram_images([(each, matrix[each]) for each in spans], vectors, squares), whole)
     before = torch.get_num_threads()
-    rows = [matrix_of(torch.float32, 500, 64) for _ in range(3)]
-    grams = kernels.row_grams(*rows)
     try:
         for threads in (1, 2, 5):
             torch.set_num_threads(threads)
             assert torch.equal(kernels.gram_images([(slice(0, 2000), matrix)], vectors, squares), whole)
-            assert torch.equal(kernels.row_grams(*rows), grams)
     finally:
         torch.set_num_threads(before)
 
@@ -212,23 +208,6 @@ def test_small_models_do_not_load_the_compiler():
         "gp.measure_layer(gp.GatedLayer(*rows, 'silu')); assert 'numba' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def _grams_in_child(rows: torch.Tensor) -> bool:
-    return bool(kernels.row_grams(*rows).isfinite().all())
-
-
-@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="processes are not forked here")
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
-def test_a_forked_child_has_threads_of_its_own():
-    rows, before = torch.randn(3, 200, 40), torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        assert _grams_in_child(rows)
-        with multiprocessing.get_context("fork").Pool(1) as pool:
-            assert pool.apply_async(_grams_in_child, (rows,)).get(timeout=60)
-    finally:
-        torch.set_num_threads(before)
 
 
 def counted(function):

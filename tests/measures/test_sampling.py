@@ -123,7 +123,7 @@ def test_bfloat16_alone_would_show_there(kind, monkeypatch):
     coarse = SampledLayer(layer, inputs(layer), outputs=SAMPLES, pairs=PAIRS)
     products = row_products(layer)
     for block, factors in layer.blocks():
-        coarse.add(block, factors, products.at(block), np.ones(block.stop - block.start, dtype=bool))
+        coarse.add(0, block, factors, products.at(block), np.ones(block.stop - block.start, dtype=bool))
     assert coarse.too_coarse
     assert values_of(coarse)["tensor"] != pytest.approx(expected_of(layer)["tensor"], rel=1e-3)
     assert not found_of(layer).too_coarse
