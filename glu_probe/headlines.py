@@ -93,7 +93,12 @@ def of_which_input(layers: pd.DataFrame, neurons: pd.DataFrame) -> str:
 
 # layer measure, what it is called, how it is written, and by how much it must differ to be worth a sentence of its own
 _COURSES = (
-    ("exchange_asymmetry_relu_ratio", "the place between bilinear and ReLU", ".0%", lambda low, high: high - low >= 0.05),
+    (
+        "exchange_asymmetry_relu_ratio",
+        "the place between bilinear and ReLU",
+        ".0%",
+        lambda low, high: high - low >= 0.05,
+    ),
     ("query_norm_median", "the gate scale |q|", ".3g", lambda low, high: high > 1.2 * low),
     ("abs_cos_qk_mean", "the alignment |cos(q, k)|", ".3f", lambda low, high: high > 1.2 * low),
 )
