@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -128,9 +129,10 @@ def _open_one(files: FileSet, name: str) -> OpenedFiles:
 
 
 def _gguf(files: FileSet, name: str, exists: Callable[[str], bool]) -> OpenedFiles:
-    source, metadata = open_gguf(name, files.gguf, exists, files.location)
+    part = functools.cache(files.gguf)  # on a server, opening one again would fetch its header again
+    source, metadata = open_gguf(name, part, exists, files.location)
     first = first_part(name, metadata)
-    return OpenedFiles(source, dict(metadata), "gguf", strings=lambda key: files.gguf(first).strings(key))
+    return OpenedFiles(source, dict(metadata), "gguf", strings=lambda key: part(first).strings(key))
 
 
 def _open_set(files: FileSet) -> OpenedFiles:

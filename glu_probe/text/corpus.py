@@ -283,7 +283,7 @@ def load_tokenizer(ref: str | os.PathLike | ModelRef) -> Any:
         )  # fmt: skip
     if ref.kind == "hub":
         tokenizer = _from_hub(ref)
-    elif ref.kind == "file" and ref.path.suffix.lower() == ".gguf":
+    elif ref.is_gguf:
         tokenizer = _from_gguf(ref.path.absolute())
     else:
         tokenizer = _from_directory((ref.path if ref.kind == "directory" else ref.path.parent).absolute())
@@ -298,7 +298,7 @@ def _from_hub(ref: ModelRef) -> Any:
             with translated(ref.repo, ref.revision):
                 raise cause from None
 
-    kind = {"gguf_file": ref.file} if ref.file and ref.file.lower().endswith(".gguf") else {}
+    kind = {"gguf_file": ref.file} if ref.is_gguf else {}
     return _loaded(ref.name, ref.repo, revision=ref.revision or "main", refuse=refuse, **kind)
 
 
