@@ -39,6 +39,7 @@ from study import (
     axes_grid,
     bootstrap,
     colored,
+    file_stem,
     finish,
     gated,
     one_line_errors,
@@ -193,7 +194,7 @@ def main(given: Sequence[str] | None = None) -> None:
             show("threshold", parts[model][1])
             show("summary", whole[-1].drop(columns="model"))
             if options.out is not None:  # as they come: twelve models take hours
-                save({f"{model}-table": table.reset_index()}, options.out)
+                save({f"{file_stem(model)}-table": table.reset_index()}, options.out)
         if options.out is not None:
             save({"sweep": pd.concat(sweeps), "summary": pd.concat(whole)}, options.out)
         if options.figures or options.out:

@@ -48,6 +48,7 @@ from study import (
     axes_grid,
     bootstrap,
     colored,
+    file_stem,
     finish,
     gated,
     holm,
@@ -113,7 +114,7 @@ def read(directory: Path, model: str) -> dict[str, pd.DataFrame]:
     Raises:
         NoReport: a frame is absent.
     """
-    paths = {name: directory / f"{model}-{name}.csv" for name in RAW}
+    paths = {name: directory / f"{file_stem(model)}-{name}.csv" for name in RAW}
     for path in paths.values():
         if not path.is_file():
             raise NoReport(
@@ -284,7 +285,7 @@ def main(given: Sequence[str] | None = None) -> None:
                 name = sample_name(checkpoint.name)
                 frames = run(checkpoint, options.tokens, options.text, length=options.length)
                 if options.out is not None:  # at once: the next model may take an hour
-                    save({f"{name}-{part}": frame for part, frame in frames.items()}, options.out)
+                    save({f"{file_stem(name)}-{part}": frame for part, frame in frames.items()}, options.out)
                     frames = read(options.out, name)  # rounded: --saved will find the same to the last digit
             found.append(correlations(frames["layers"], frames["costs"]).assign(model=name))
             groups.append(frames["subset_costs"].assign(model=name))

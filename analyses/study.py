@@ -23,7 +23,7 @@ from scipy import stats
 
 import glu_probe as gp
 from glu_probe.errors import BadOption
-from glu_probe.report import prepare_directory, refusals, write_atomically
+from glu_probe.report import is_saved_report, prepare_directory, refusals, write_atomically
 from glu_probe.sample_models import GEMMA3, SMOLLM2, fetch
 
 SAMPLES = {"smollm2": SMOLLM2, "gemma3": GEMMA3}
@@ -83,10 +83,9 @@ def reports(
     Raises:
         BadOption: two models have the same name, or options are given and a report is saved already.
     """
-    places = [Path(located(model)) if model in SAMPLES else Path(model) for model in models]
+    places = [located(model) for model in models]
     opened = [
-        gp.load_report(place) if (place / "provenance.json").exists() else gp.open_checkpoint(str(place), **options)
-        for place in places
+        gp.load_report(place) if is_saved_report(place) else gp.open_checkpoint(place, **options) for place in places
     ]
     if options and any(isinstance(one, gp.Report) for one in opened):
         raise BadOption("a saved report cannot be read in another way", hint="Give the model itself")
@@ -194,6 +193,11 @@ def holm(p_values: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 # -- files ------------------------------------------------------------------------------------------
+
+
+def file_stem(model: str) -> str:
+    """A model's name as a part of a file's: those of the hub have a slash."""
+    return model.replace("/", "--")
 
 
 def show(title: str, frame: pd.DataFrame, digits: int = 3) -> None:
