@@ -46,8 +46,8 @@ from study import (
     rank_correlation,
     reports,
     save,
-    save_figure,
     show,
+    write,
 )
 
 import glu_probe as gp
@@ -195,10 +195,7 @@ def main(given: Sequence[str] | None = None) -> None:
             show("summary", whole[-1].drop(columns="model"))
             if options.out is not None:  # as they come: twelve models take hours
                 save({f"{file_stem(model)}-table": table.reset_index()}, options.out)
-        if options.out is not None:
-            save({"sweep": pd.concat(sweeps), "summary": pd.concat(whole)}, options.out)
-        if options.figures or options.out:
-            save_figure(figure(parts), (options.figures or options.out) / "io-classes.png")
+        write(options, {"sweep": pd.concat(sweeps), "summary": pd.concat(whole)}, "io-classes", lambda: figure(parts))
 
 
 if __name__ == "__main__":

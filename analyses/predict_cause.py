@@ -52,15 +52,14 @@ from study import (
     finish,
     gated,
     holm,
-    located,
     one_line_errors,
+    opened,
     partial_rank_correlation,
     rank_correlation,
-    sample_name,
     save,
-    save_figure,
     show,
     sign_test,
+    write,
 )
 
 import glu_probe as gp
@@ -281,8 +280,7 @@ def main(given: Sequence[str] | None = None) -> None:
                 name = SAMPLES[model].name if model in SAMPLES else model
                 frames = read(options.out, name)
             else:
-                checkpoint = gp.open_checkpoint(located(model))
-                name = sample_name(checkpoint.name)
+                name, checkpoint = opened(model)
                 frames = run(checkpoint, options.tokens, options.text, length=options.length)
                 if options.out is not None:  # at once: the next model may take an hour
                     save({f"{file_stem(name)}-{part}": frame for part, frame in frames.items()}, options.out)
@@ -295,10 +293,7 @@ def main(given: Sequence[str] | None = None) -> None:
             show("rank correlations", found[-1].drop(columns="model"))
             show("subsets", compared[-1].drop(columns="model"), 4)
         found, groups, compared = (pd.concat(parts, ignore_index=True) for parts in (found, groups, compared))
-        if options.out is not None:
-            save({"correlations": found, "subsets": compared}, options.out)
-        if options.figures or options.out:
-            save_figure(figure(found, groups), (options.figures or options.out) / "predict-cause.png")
+        write(options, {"correlations": found, "subsets": compared}, "predict-cause", lambda: figure(found, groups))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Fixtures every test shares: a socket that knows only loopback, and servers there that the libraries believe to be the network."""
+"""Fixtures that tests share: commands, a socket that knows only loopback, and servers there that libraries take for the network."""
 
 from __future__ import annotations
 
 import socket
+from functools import partial
 
 import pytest
 
@@ -29,6 +30,14 @@ def only_loopback(monkeypatch):
 def llama(tmp_path):
     """Directory of the plain LLaMA fixture: d_model 16, d_mlp 24, 12 layers, float32."""
     return write_llama(tmp_path / "llama")
+
+
+@pytest.fixture
+def run(capsys):
+    """Run a command in this process; returns (exit code, stdout, stderr)."""
+    from .checkpoint.writers import command_line
+
+    return partial(command_line, capsys)
 
 
 # -- servers ---------------------------------------------------------------------------------------
