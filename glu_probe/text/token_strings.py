@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.ref import parse_ref
 from ..errors import NoTokenizer
-from .corpus import load_tokenizer
+from .tokenizers import load_tokenizer
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"  # "▁", a space in vocabularies of SentencePiece
