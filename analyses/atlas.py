@@ -40,10 +40,9 @@ from study import (
     one_line_errors,
     rank_correlation,
     reports,
-    save,
-    save_figure,
     show,
     sign_test,
+    write,
 )
 
 import glu_probe as gp
@@ -161,10 +160,7 @@ def main(given: Sequence[str] | None = None) -> None:
         whole = pd.concat([summary(part).assign(model=model) for model, part in parts.items()], ignore_index=True)
         for model, part in whole.groupby("model", sort=False):
             show(model, part.drop(columns="model"))
-        if options.out is not None:
-            save({"layers": layers, "summary": whole}, options.out)
-        if options.figures or options.out:
-            save_figure(figure(layers), (options.figures or options.out) / "atlas.png")
+        write(options, {"layers": layers, "summary": whole}, "atlas", lambda: figure(layers))
 
 
 if __name__ == "__main__":

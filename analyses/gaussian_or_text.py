@@ -57,10 +57,9 @@ from study import (
     partial_rank_correlation,
     rank_correlation,
     reports,
-    save,
-    save_figure,
     show,
     sign_test,
+    write,
 )
 
 import glu_probe as gp
@@ -258,10 +257,7 @@ def main(given: Sequence[str] | None = None) -> None:
             show("neurons that break it most", worst[-1].drop(columns="model").head(8))
         by_layer, means = pd.concat(by_layer, ignore_index=True), pd.concat(means, ignore_index=True)
         frames = {"layers": by_layer, "summary": pd.concat(whole), "breakers": pd.concat(worst)}
-        if options.out is not None:
-            save(frames, options.out)
-        if options.figures or options.out:
-            save_figure(figure(by_layer, means), (options.figures or options.out) / "gaussian-or-text.png")
+        write(options, frames, "gaussian-or-text", lambda: figure(by_layer, means))
 
 
 if __name__ == "__main__":

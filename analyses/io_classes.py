@@ -39,14 +39,15 @@ from study import (
     axes_grid,
     bootstrap,
     colored,
+    file_stem,
     finish,
     gated,
     one_line_errors,
     rank_correlation,
     reports,
     save,
-    save_figure,
     show,
+    write,
 )
 
 import glu_probe as gp
@@ -193,11 +194,8 @@ def main(given: Sequence[str] | None = None) -> None:
             show("threshold", parts[model][1])
             show("summary", whole[-1].drop(columns="model"))
             if options.out is not None:  # as they come: twelve models take hours
-                save({f"{model}-table": table.reset_index()}, options.out)
-        if options.out is not None:
-            save({"sweep": pd.concat(sweeps), "summary": pd.concat(whole)}, options.out)
-        if options.figures or options.out:
-            save_figure(figure(parts), (options.figures or options.out) / "io-classes.png")
+                save({f"{file_stem(model)}-table": table.reset_index()}, options.out)
+        write(options, {"sweep": pd.concat(sweeps), "summary": pd.concat(whole)}, "io-classes", lambda: figure(parts))
 
 
 if __name__ == "__main__":

@@ -48,18 +48,18 @@ from study import (
     axes_grid,
     bootstrap,
     colored,
+    file_stem,
     finish,
     gated,
     holm,
-    located,
     one_line_errors,
+    opened,
     partial_rank_correlation,
     rank_correlation,
-    sample_name,
     save,
-    save_figure,
     show,
     sign_test,
+    write,
 )
 
 import glu_probe as gp
@@ -113,7 +113,7 @@ def read(directory: Path, model: str) -> dict[str, pd.DataFrame]:
     Raises:
         NoReport: a frame is absent.
     """
-    paths = {name: directory / f"{model}-{name}.csv" for name in RAW}
+    paths = {name: directory / f"{file_stem(model)}-{name}.csv" for name in RAW}
     for path in paths.values():
         if not path.is_file():
             raise NoReport(
@@ -280,11 +280,10 @@ def main(given: Sequence[str] | None = None) -> None:
                 name = SAMPLES[model].name if model in SAMPLES else model
                 frames = read(options.out, name)
             else:
-                checkpoint = gp.open_checkpoint(located(model))
-                name = sample_name(checkpoint.name)
+                name, checkpoint = opened(model)
                 frames = run(checkpoint, options.tokens, options.text, length=options.length)
                 if options.out is not None:  # at once: the next model may take an hour
-                    save({f"{name}-{part}": frame for part, frame in frames.items()}, options.out)
+                    save({f"{file_stem(name)}-{part}": frame for part, frame in frames.items()}, options.out)
                     frames = read(options.out, name)  # rounded: --saved will find the same to the last digit
             found.append(correlations(frames["layers"], frames["costs"]).assign(model=name))
             groups.append(frames["subset_costs"].assign(model=name))
@@ -294,10 +293,7 @@ def main(given: Sequence[str] | None = None) -> None:
             show("rank correlations", found[-1].drop(columns="model"))
             show("subsets", compared[-1].drop(columns="model"), 4)
         found, groups, compared = (pd.concat(parts, ignore_index=True) for parts in (found, groups, compared))
-        if options.out is not None:
-            save({"correlations": found, "subsets": compared}, options.out)
-        if options.figures or options.out:
-            save_figure(figure(found, groups), (options.figures or options.out) / "predict-cause.png")
+        write(options, {"correlations": found, "subsets": compared}, "predict-cause", lambda: figure(found, groups))
 
 
 if __name__ == "__main__":

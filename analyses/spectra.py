@@ -39,13 +39,11 @@ from study import (
     colored,
     finish,
     holm,
-    located,
     one_line_errors,
-    sample_name,
-    save,
-    save_figure,
+    opened,
     show,
     sign_test,
+    write,
 )
 
 import glu_probe as gp
@@ -151,16 +149,12 @@ def main(given: Sequence[str] | None = None) -> None:
     with one_line_errors(parser):
         layers, tests = [], []
         for model in options.models:
-            checkpoint = gp.open_checkpoint(located(model), fold_norm=not options.without_gain)
-            name = sample_name(checkpoint.name)
+            name, checkpoint = opened(model, fold_norm=not options.without_gain)
             layers.append(layer_frame(checkpoint).assign(model=name))
             tests.append(comparisons(layers[-1]).assign(model=name))
             show(name, tests[-1].drop(columns="model"))
         layers, tests = pd.concat(layers, ignore_index=True), pd.concat(tests, ignore_index=True)
-        if options.out is not None:
-            save({"layers": layers, "comparisons": tests}, options.out)
-        if options.figures or options.out:
-            save_figure(figure(layers), (options.figures or options.out) / "spectra.png")
+        write(options, {"layers": layers, "comparisons": tests}, "spectra", lambda: figure(layers))
 
 
 if __name__ == "__main__":

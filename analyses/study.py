@@ -23,7 +23,7 @@ from scipy import stats
 
 import glu_probe as gp
 from glu_probe.errors import BadOption
-from glu_probe.report import prepare_directory, refusals, write_atomically
+from glu_probe.report import is_saved_report, prepare_directory, refusals, write_atomically
 from glu_probe.sample_models import GEMMA3, SMOLLM2, fetch
 
 SAMPLES = {"smollm2": SMOLLM2, "gemma3": GEMMA3}
@@ -68,6 +68,12 @@ def located(model: str) -> str:
     return str(fetch(SAMPLES[model])) if model in SAMPLES else model
 
 
+def opened(model: str, **options: object) -> tuple[str, gp.Checkpoint]:
+    """A short name and the checkpoint for what was named on the command line, opened with these options."""
+    checkpoint = gp.open_checkpoint(located(model), **options)
+    return sample_name(checkpoint.name), checkpoint
+
+
 def reports(
     models: Sequence[str], make: Callable[..., gp.Report] = gp.probe, **options: object
 ) -> Iterator[tuple[str, gp.Report]]:
@@ -83,18 +89,17 @@ def reports(
     Raises:
         BadOption: two models have the same name, or options are given and a report is saved already.
     """
-    places = [Path(located(model)) if model in SAMPLES else Path(model) for model in models]
-    opened = [
-        gp.load_report(place) if (place / "provenance.json").exists() else gp.open_checkpoint(str(place), **options)
-        for place in places
+    places = [located(model) for model in models]
+    found = [
+        gp.load_report(place) if is_saved_report(place) else gp.open_checkpoint(place, **options) for place in places
     ]
-    if options and any(isinstance(one, gp.Report) for one in opened):
+    if options and any(isinstance(one, gp.Report) for one in found):
         raise BadOption("a saved report cannot be read in another way", hint="Give the model itself")
-    names = [sample_name(str(one.provenance["model"]) if isinstance(one, gp.Report) else one.name) for one in opened]
+    names = [sample_name(str(one.provenance["model"]) if isinstance(one, gp.Report) else one.name) for one in found]
     for name in names:
         if names.count(name) > 1:
             raise BadOption(f"two models are called {name}", hint="Give one of them at a time")
-    for name, one in zip(names, opened, strict=True):
+    for name, one in zip(names, found, strict=True):
         yield name, one if isinstance(one, gp.Report) else make(one)
 
 
@@ -196,6 +201,11 @@ def holm(p_values: Sequence[float] | np.ndarray) -> np.ndarray:
 # -- files ------------------------------------------------------------------------------------------
 
 
+def file_stem(model: str) -> str:
+    """A model's name as a part of a file's: those of the hub have a slash."""
+    return model.replace("/", "--")
+
+
 def show(title: str, frame: pd.DataFrame, digits: int = 3) -> None:
     """A frame on standard output."""
     with pd.option_context("display.width", 200, "display.max_columns", 40, "display.max_rows", 200):
@@ -211,6 +221,16 @@ def save(frames: Mapping[str, pd.DataFrame], directory: Path) -> None:
                 directory / f"{name}.csv",
                 lambda path, frame=frame: frame.to_csv(path, index=False, float_format="%.5g"),
             )
+
+
+def write(
+    options: argparse.Namespace, frames: Mapping[str, pd.DataFrame], name: str, figure: Callable[[], Figure]
+) -> None:
+    """What the command line of `arguments` asks to be written: frames, and the figure as NAME.png."""
+    if options.out is not None:
+        save(frames, options.out)
+    if options.figures or options.out:
+        save_figure(figure(), (options.figures or options.out) / f"{name}.png")
 
 
 def colored(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, str]]:

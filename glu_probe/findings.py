@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pandas as pd
 
-from .headlines import headlines, percent, place, span
+from .headlines import headlines
+from .phrases import percent, place, span
 
 # of the neuron frame, that sentences are made of
 COLUMNS = (
-    "tower", "layer", "expert", "neuron", "output_energy", "exchange_asymmetry", "exchange_asymmetry_text",
-    "bilinear_share_text", "abs_cos_qk", "flag",
+    "tower", "layer", "expert", "neuron", "query_norm", "gate_std_text", "output_energy", "exchange_asymmetry",
+    "exchange_asymmetry_text", "bilinear_share_text", "abs_cos_qk", "flag",
 )  # fmt: skip
 
 

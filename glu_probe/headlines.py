@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from .phrases import listed, percent, place, several, span
+
 # layer measure, what it is called in a sentence, how its values are written
 _APART = (
     ("exchange_asymmetry_relu_ratio", "asymmetry relative to ReLU", ".0%"),
@@ -28,6 +30,7 @@ def headlines(layers: pd.DataFrame, neurons: pd.DataFrame) -> list[str]:
         return [f"None of the {len(layers)} layers of this selection has a gated MLP."]
     sentences = [
         regime(gated, neurons),
+        of_which_input(gated, neurons),
         along_the_depth(gated),
         standing_apart(gated, neurons),
         of_experts(neurons),
@@ -36,39 +39,6 @@ def headlines(layers: pd.DataFrame, neurons: pd.DataFrame) -> list[str]:
         oddities(layers, neurons),
     ]
     return [sentence for sentence in sentences if sentence]
-
-
-# -- words for numbers -----------------------------------------------------------------------------
-
-
-def percent(value: float, form: str = ".0%") -> str:
-    """A share as a percentage."""
-    return f"{value:{form}}".replace("%", " %")
-
-
-def span(values: pd.Series, form: str = ".3g") -> str:
-    """From the lowest to the highest."""
-    low, high = (percent(value, form) for value in (values.min(), values.max()))
-    return low if low == high else f"{low} to {high}"
-
-
-def place(layers: pd.DataFrame, index: object) -> str:
-    """A layer by name: with its stack and expert group where there are several."""
-    row, words = layers.loc[index], f"layer {layers.loc[index, 'layer']}"
-    if layers["tower"].nunique() > 1:
-        words = f"{row['tower']} {words}"
-    return words if layers["group"].nunique() < 2 else f"{words} ({row['group']})"
-
-
-def several(names: list[str], at_most: int = 4) -> str:
-    """Some of them by name, and how many more."""
-    more = f" and {len(names) - at_most} more" if len(names) > at_most else ""
-    return ", ".join(names[:at_most]) + more
-
-
-def listed(names: list[str]) -> str:
-    """As "a, b and c"."""
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 # -- sentences -------------------------------------------------------------------------------------
@@ -98,9 +68,37 @@ def regime(layers: pd.DataFrame, neurons: pd.DataFrame) -> str:
     )
 
 
+def of_which_input(layers: pd.DataFrame, neurons: pd.DataFrame) -> str:
+    """On what input a model is where `regime` places it, and at what part of that scale its gates work on text."""
+    if layers["exchange_asymmetry_mean"].isna().all():
+        return ""
+    text = "This is so on isotropic Gaussian input of the scale that the model's own norm gives; on"
+    both = ["gate_std_text", "query_norm"]
+    if "gate_std_text" in neurons:
+        known = neurons[neurons[[*both, "exchange_asymmetry"]].notna().all(axis="columns")]
+        scales = known.groupby(["tower", "layer"], observed=True)[both].median()
+        if len(scales):
+            part = (scales["gate_std_text"] / scales["query_norm"]).median()
+            return (
+                f"{text} the text that was run, the gates' pre-activations have a standard deviation of {part:.2g} times |q| "
+                f"(median of {len(scales)} layers), {span(scales['gate_std_text'])} (medians of layers)."
+            )
+    routed = (layers["group"] == "routed").all()
+    measured = "for routed experts this" if routed else "glu-probe activations MODEL --text FILE"
+    return (
+        f"{text} text the gates' pre-activations can be much smaller, in Gemma 3 270M a twentieth of that "
+        f"(analyses/gaussian_or_text.py): {measured} {'cannot be measured here' if routed else 'measures it'}."
+    )
+
+
 # layer measure, what it is called, how it is written, and by how much it must differ to be worth a sentence of its own
 _COURSES = (
-    ("exchange_asymmetry_relu_ratio", "the place on that scale", ".0%", lambda low, high: high - low >= 0.05),
+    (
+        "exchange_asymmetry_relu_ratio",
+        "the place between bilinear and ReLU",
+        ".0%",
+        lambda low, high: high - low >= 0.05,
+    ),
     ("query_norm_median", "the gate scale |q|", ".3g", lambda low, high: high > 1.2 * low),
     ("abs_cos_qk_mean", "the alignment |cos(q, k)|", ".3f", lambda low, high: high > 1.2 * low),
 )

@@ -20,6 +20,7 @@ from typing import Any
 from .checkpoint.checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.families import enter, registered_families
 from .checkpoint.memory import Workspace
+from .checkpoint.ref import parse_ref
 from .checkpoint.rules import Options
 from .checkpoint.sites import Site
 from .errors import ChangedFiles, GluProbeError
@@ -38,23 +39,27 @@ class Ticket:
         options: of `open_checkpoint`.
         families: families that were registered in this process, pickled.
         facts: what must be the same there, as JSON.
+        download: whether remote files are fetched whole; a worker finds them in the cache if another has fetched them.
     """
 
     ref: str
     options: tuple[tuple[str, Any], ...]
     families: bytes
     facts: str
+    download: bool = False
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Ticket:
         """For a checkpoint that lies in files."""
         facts = checkpoint.provenance()
         if "repository" in facts:
-            ref = f"{facts['repository']}@{facts['commit']}"
+            file = parse_ref(checkpoint.ref).file
+            ref = f"hf://{facts['repository']}@{facts['commit']}" + (f"/{file}" if file else "")
         else:
             ref = os.path.abspath(facts["path"]) if "path" in facts else checkpoint.ref
         options = tuple((name, getattr(checkpoint.options, name)) for name in Options.__dataclass_fields__)
-        return cls(ref, options, _families(), json.dumps(_facts(checkpoint), sort_keys=True))
+        same = json.dumps(_facts(checkpoint), sort_keys=True)
+        return cls(ref, options, _families(), same, checkpoint.download)
 
 
 def _families() -> bytes:
@@ -143,7 +148,7 @@ def _opened(ticket: Ticket) -> Checkpoint:
         _held.ticket = _held.checkpoint = None
         for family in pickle.loads(ticket.families) if ticket.families else ():
             enter(family)
-        checkpoint = open_checkpoint(ticket.ref, **dict(ticket.options))
+        checkpoint = open_checkpoint(ticket.ref, download=ticket.download, **dict(ticket.options))
         there, here = json.loads(ticket.facts), _facts(checkpoint)
         if there != here:
             differing = [

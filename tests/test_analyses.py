@@ -309,6 +309,70 @@ def test_the_table_of_every_family_of_the_twelve_models(family, tmp_path):
     np.testing.assert_array_equal(table.loc["Total"], expected.sum())
 
 
+FAMILY_OF = {"allenai": "olmo", "google": "gemma2", "mistralai": "mistral", "Qwen": "qwen2"}  # the others are llama
+
+
+def serve_the_twelve(hub, directory: Path) -> dict[str, Path]:
+    """Every model of the paper as a tiny one of its family, on a hub; gives where each was made."""
+    made = {}
+    for number, name in enumerate(io_classes.TWELVE):
+        made[name] = directory / str(number)
+        family = FAMILY_OF.get(name.partition("/")[0], "llama")
+        gp.testing.write_tiny_checkpoint(family, made[name], layers=3, d_model=8, d_mlp=60 + number)
+        hub.add(name, made[name])
+    return made
+
+
+def test_the_twelve_models_come_from_the_hub_by_name(hub, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(study, "DRAWS", 20)
+    monkeypatch.setattr(io_classes, "TWELVE", io_classes.TWELVE[::4])  # of three families
+    made = serve_the_twelve(hub, tmp_path / "made")
+    assert len(made) == 3
+    io_classes.main(["--twelve", "--out", str(tmp_path / "out")])
+    said = capsys.readouterr().out
+    files = {path.name for path in (tmp_path / "out").iterdir()}
+    assert files == {
+        "io-classes.png", "summary.csv", "sweep.csv", *(f"{name.replace('/', '--')}-table.csv" for name in made),
+    }  # fmt: skip
+    for name, directory in made.items():
+        assert name in said
+        table = pd.read_csv(tmp_path / "out" / f"{name.replace('/', '--')}-table.csv")
+        expected = io_classes.class_table(gp.probe(directory).neurons).reset_index()
+        pd.testing.assert_frame_equal(table, expected.astype({"Layer": str}), check_dtype=False)
+    assert pd.read_csv(tmp_path / "out/summary.csv")["model"].unique().tolist() == list(made)
+
+
+def test_of_the_twelve_only_headers_and_what_is_measured_are_fetched(hub, tmp_path):
+    made = serve_the_twelve(hub, tmp_path / "made")
+    assert len(made) == 12
+    opened = {name: gp.open_checkpoint(name) for name in made}
+    assert {one.model_type for one in opened.values()} == {"llama", "mistral", "qwen2", "gemma2", "olmo"}
+    assert hub.asked_for() == {"config.json", "model.safetensors"}
+    for name, one in opened.items():
+        assert one.layer(2).d_mlp == gp.open_checkpoint(made[name]).layer(2).d_mlp
+
+
+def test_one_of_the_twelve_that_is_not_open_to_the_user_is_one_line_and_nothing_is_measured(
+    hub, tmp_path, monkeypatch, capsys
+):
+    serve_the_twelve(hub, tmp_path / "made")
+    hub.errors["meta-llama/Llama-2-7b-hf"] = (403, "GatedRepo")
+    monkeypatch.setattr(study.gp, "probe", lambda *_: pytest.fail("something was measured"))
+    with pytest.raises(SystemExit) as stopped:
+        io_classes.main(["--twelve", "--out", str(tmp_path / "out")])
+    assert stopped.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "meta-llama/Llama-2-7b-hf" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_address_stays_as_it_was_typed(hub, tmp_path):
+    hub.add("org/name", write_checkpoint(tmp_path / "m", llama_tensors(layers=2), llama_config(num_hidden_layers=2)))
+    [(name, report)] = study.reports(["hf://org/name@main"])
+    assert name == "org/name@main"
+    assert len(report.layers) == 2
+
+
 def test_the_sweep_of_neurons_that_write_what_they_read(tmp_path):
     def edit(gate, up, down, layer):
         return gate, up, up if layer < 3 else -up
@@ -385,6 +449,8 @@ def test_tops_are_compared_with_controls_of_the_same_energy():
 def test_frames_that_were_not_saved_are_named(tmp_path):
     with pytest.raises(NoReport, match=r"tiny-layers\.csv"):
         predict_cause.read(tmp_path, "tiny")
+    with pytest.raises(NoReport, match=r"org--tiny@main-layers\.csv"):
+        predict_cause.read(tmp_path, "org/tiny@main")
 
 
 # -- from end to end --------------------------------------------------------------------------------

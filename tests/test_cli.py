@@ -19,22 +19,6 @@ from .support import llama_config, llama_tensors, write_checkpoint, write_llama
 from .text import tiny_models
 
 
-@pytest.fixture
-def run(capsys):
-    """Run a command in this process; returns (exit code, stdout, stderr)."""
-
-    def call(*arguments) -> tuple[int, str, str]:
-        code = 0
-        try:
-            cli.main([str(argument) for argument in arguments])
-        except SystemExit as stop:
-            code = stop.code or 0
-        out = capsys.readouterr()
-        return code, out.out, out.err
-
-    return call
-
-
 def test_inspect(run, llama):
     code, out, err = run("inspect", llama)
     assert code == 0

@@ -12,19 +12,22 @@ import sys
 import time
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import psutil
 import pytest
 import torch
 
 import glu_probe as gp
-from glu_probe import errors
+from glu_probe import errors, jobs
 from glu_probe.errors import BadOption, ChangedFiles, GluProbeError, MissingLibrary, UnknownActivation, WorkersLost
 from glu_probe.execute import Backend
 from glu_probe.jobs import Job, Outcome, Ticket, run
 from glu_probe.probing import Settings
 
 from . import workers
+from .checkpoint.servers import COMMIT
+from .checkpoint.writers import gguf_tensors, write_gguf
 from .support import llama_config, llama_tensors, write_checkpoint, write_llama
 
 
@@ -114,6 +117,87 @@ def test_the_working_directory_does_not_matter(llama, tmp_path, monkeypatch):
     ticket = Ticket.of(gp.open_checkpoint("llama"))
     assert ticket.ref == str(llama)
     assert len(pickle.dumps(ticket)) < 10_000
+
+
+# -- files on servers --------------------------------------------------------------------------------
+
+WIDE = {"d_mlp": 512, "d_model": 256, "layers": 3}  # so that a file is much larger than the first look at its header
+MODEL = "model.safetensors"
+
+
+def whole_and_in_parts(server) -> tuple[int, int]:
+    """How often the weights were asked for whole, and how often for a part behind the first look."""
+    asked = [part for method, path, part, _ in server.requests if method == "GET" and path.endswith(f"/{MODEL}")]
+    return asked.count(None), sum(part is not None and not part.startswith("bytes=0-") for part in asked)
+
+
+@pytest.fixture
+def as_a_worker():
+    """Do the jobs of a checkpoint as a worker would, which has opened nothing yet."""
+
+    def work(checkpoint):
+        checkpoint = pickle.loads(pickle.dumps(Ticket.of(checkpoint)))
+        threads = torch.get_num_threads()
+        return [run(Job(checkpoint, number, Settings(samples=2), threads)).get() for number in range(3)]
+
+    jobs._held.ticket = None
+    yield work
+    jobs._held.ticket = None
+
+
+@pytest.mark.parametrize("download", [True, False])
+@pytest.mark.parametrize("server", ["hub", "web"])
+def test_a_worker_downloads_where_that_was_asked_for(server, download, request, tmp_path, as_a_worker):
+    served, directory = request.getfixturevalue(server), write_llama(tmp_path / "local", **WIDE)
+    if server == "hub":
+        served.add("org/name", directory)
+    else:
+        served.roots["m"] = directory
+    checkpoint = gp.open_checkpoint("org/name" if server == "hub" else f"{served.url}/m/{MODEL}", download=download)
+    assert checkpoint.download is checkpoint.with_options(fold_norm=False).download is download
+    served.forget()
+    found = as_a_worker(checkpoint)
+    local = gp.open_checkpoint(directory)
+    for result, expected in zip(found, as_a_worker(local), strict=True):
+        for name, values in expected.neurons.items():
+            np.testing.assert_array_equal(result.neurons[name], values)
+    whole, parts = whole_and_in_parts(served)
+    assert (whole, parts) == (1, 0) if download else (whole == 0 and parts >= 3 * 4)
+
+
+def test_processes_download_a_file_once_and_read_the_copy(web, tmp_path):
+    directory = write_llama(tmp_path / "local", **WIDE)
+    web.roots["m"] = directory
+    report = gp.probe(f"{web.url}/m/{MODEL}", backend="processes", workers=2, samples=2, download=True)
+    whole, parts = whole_and_in_parts(web)
+    assert 1 <= whole <= 2  # of a second the answer is left unread, once it says that it is the same file
+    assert parts == 0
+    (kept,) = (tmp_path / "cache").rglob(MODEL)
+    assert kept.read_bytes() == (directory / MODEL).read_bytes()
+    pd.testing.assert_frame_equal(report.neurons, gp.probe(directory / MODEL, samples=2).neurons)
+
+
+def test_a_torch_file_of_a_server_reaches_the_workers(web, tmp_path, as_a_worker):
+    directory = write_llama(tmp_path / "local", layers=3)
+    torch.save(llama_tensors(layers=3), directory / "pytorch_model.bin")
+    (directory / MODEL).unlink()
+    web.roots["m"] = directory
+    assert len(as_a_worker(gp.open_checkpoint(f"{web.url}/m", download=True))) == 3
+
+
+def test_one_file_of_a_repository_is_the_one_that_a_worker_opens(hub, tmp_path, as_a_worker):
+    """Not its neighbour, and not what a directory of the same name holds."""
+    directory = tmp_path / "local"
+    for name, seed in (("a.gguf", 0), ("b.gguf", 1)):
+        directory.mkdir(exist_ok=True)
+        write_gguf(directory / name, gguf_tensors(layers=3, seed=seed), layers=3)
+    hub.add("org/name", directory)
+    write_llama(tmp_path / "org" / "name", layers=3, seed=2)
+    ticket = Ticket.of(gp.open_checkpoint("hf://org/name/b.gguf"))
+    assert ticket.ref == f"hf://org/name@{COMMIT}/b.gguf"
+    found = as_a_worker(gp.open_checkpoint("hf://org/name/b.gguf"))
+    expected = as_a_worker(gp.open_checkpoint(directory / "b.gguf"))
+    np.testing.assert_array_equal(found[1].neurons["query_norm"], expected[1].neurons["query_norm"])
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------

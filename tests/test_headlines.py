@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
 import glu_probe as gp
-from glu_probe.headlines import alignment, along_the_depth, headlines, oddities, of_experts, regime, standing_apart
+from glu_probe.headlines import (
+    alignment,
+    along_the_depth,
+    headlines,
+    oddities,
+    of_experts,
+    of_which_input,
+    regime,
+    standing_apart,
+)
 from glu_probe.testing import write_tiny_checkpoint
 
 from .support import write_llama
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +77,46 @@ def test_regime_without_a_function_says_why():
     )
 
 
+def test_a_place_is_that_on_gaussian_input_and_text_can_be_measured():
+    text = of_which_input(layer_frame([0.9] * 3), NEURONS)
+    assert text == (
+        "This is so on isotropic Gaussian input of the scale that the model's own norm gives; on text the gates' "
+        "pre-activations can be much smaller, in Gemma 3 270M a twentieth of that (analyses/gaussian_or_text.py): "
+        "glu-probe activations MODEL --text FILE measures it."
+    )
+    assert text.count(".") == 2  # one sentence, and the name of a file
+
+
+def test_a_twentieth_is_what_the_analysis_found():
+    found = pd.read_csv(ROOT / "analyses/results/gaussian_or_text/summary.csv")
+    gemma = found[(found["model"] == "gemma-3-270m") & found["figure"].str.startswith("scale of the gate on text over")]
+    assert gemma["value"].item() == pytest.approx(1 / 20, rel=0.15)
+
+
+def test_routed_experts_are_not_sent_to_a_command_that_refuses_them():
+    routed = of_which_input(layer_frame([0.9] * 3, group="routed"), NEURONS)
+    assert routed.endswith("(analyses/gaussian_or_text.py): for routed experts this cannot be measured here.")
+    some = of_which_input(layer_frame([0.9] * 2, group=["routed", "dense"]), NEURONS)
+    assert some.endswith("glu-probe activations MODEL --text FILE measures it.")
+
+
+def test_a_place_carries_the_scale_on_the_text_that_was_run():
+    on_text = NEURONS.assign(query_norm=[2.0, 6.0] * 9, gate_std_text=[0.1, 0.3] * 6 + [0.4, 1.2] * 3)
+    text = of_which_input(layer_frame([0.9] * 9), on_text)
+    assert text == (
+        "This is so on isotropic Gaussian input of the scale that the model's own norm gives; on the text that was run, "
+        "the gates' pre-activations have a standard deviation of 0.05 times |q| (median of 9 layers), 0.2 to 0.8 (medians "
+        "of layers)."
+    )
+    on_text.loc[on_text["layer"] < 6, "gate_std_text"] = np.nan  # not listened to
+    assert "0.2 times |q| (median of 3 layers), 0.8 (medians" in of_which_input(layer_frame([0.9] * 9), on_text)
+    assert "activations MODEL" in of_which_input(layer_frame([0.9] * 9), on_text.assign(gate_std_text=np.nan))
+
+
+def test_a_place_that_cannot_be_told_is_on_no_input():
+    assert of_which_input(layer_frame([np.nan] * 3, exchange_asymmetry_mean=np.nan), NEURONS) == ""
+
+
 def test_depth_of_a_step():
     text = along_the_depth(layer_frame([0.2, 0.21, 0.22, 0.23, 0.63, 0.64, 0.65, 0.66, 0.67]))
     assert "rises (rank correlation with depth +1.00)" in text
@@ -76,7 +128,7 @@ def test_depth_of_a_step():
 @pytest.mark.parametrize(("ratio", "words"), [
     (np.linspace(0.9, 0.1, 9), "falls (rank correlation with depth -1.00)"),
     ([0.1, 0.5, 0.1, 0.5, 0.1, 0.5, 0.1, 0.5, 0.1], "no steady direction (rank correlation with depth"),
-    ([0.3] * 8 + [0.32], "Along the depth, the place on that scale (30 % to 32 %), the gate scale |q| (1) and the"),
+    ([0.3] * 8 + [0.32], "Along the depth, the place between bilinear and ReLU (30 % to 32 %), the gate scale |q| (1) and the"),
     ([0.3, 0.5], "goes from 30 % in layer 0 to 50 % in layer 1"),
 ])  # fmt: skip
 def test_directions_of_the_depth(ratio, words):
@@ -95,7 +147,7 @@ def test_depth_speaks_of_what_is_there():
 def test_depth_of_a_mixture_weighs_its_groups():
     dense, shared = layer_frame([0.2] * 6, n_neurons=90), layer_frame([1.0] * 6, n_neurons=10, group="shared")
     assert (
-        "the place on that scale (28 %), the gate scale |q| (1) and the alignment |cos(q, k)| (0.100) hardly change."
+        "the place between bilinear and ReLU (28 %), the gate scale |q| (1) and the alignment |cos(q, k)| (0.100) hardly change."
         in along_the_depth(pd.concat([dense, shared], ignore_index=True))
     )
 
@@ -169,7 +221,8 @@ def test_flags_are_counted_once_a_neuron():
 
 def test_headlines_of_a_model_are_about_five_sentences_with_numbers(report):
     found = headlines(report.layers, report.neurons)
-    assert 4 <= len(found) <= 7
+    assert 5 <= len(found) <= 7
+    assert found[1].startswith("This is so on isotropic Gaussian input")
     for sentence in found:
         assert re.search(r"\d", sentence)
         assert "nan" not in sentence

@@ -36,6 +36,8 @@ def test_sentences_table_and_provenance(report):
     text = report.to_markdown()
     bullets = [line for line in text.splitlines() if line.startswith("- ")]
     assert 4 <= len(bullets) <= 7
+    assert "isotropic Gaussian input" in bullets[1]
+    assert "glu-probe activations MODEL --text FILE" in bullets[1]
     head, *rows = table(text)
     assert head[:3] == ["layers", "neurons", "relative to ReLU"]
     assert [row[0] for row in rows] == [str(layer) for layer in range(12)]

@@ -177,5 +177,5 @@ def test_the_installed_demo_writes_its_report(installed, tmp_path):
 
 @pytest.mark.slow
 def test_the_installed_sample_text_is_read(installed, tmp_path):
-    code = "from glu_probe.text.corpus import read_texts; print(len(''.join(map(str, read_texts(None)))))"
+    code = "from glu_probe.text.texts import read_texts; print(len(''.join(map(str, read_texts(None)))))"
     assert int(run(installed, "python", "-c", code, cwd=tmp_path)) > 1000

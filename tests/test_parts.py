@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import glu_probe as gp
-from glu_probe import cli, frames, measuring, probing
+from glu_probe import frames, measuring, probing
 from glu_probe.errors import AlreadyRunning, BadOption, CannotWrite, NonFinite, NoReport
 from glu_probe.identity import identity
 from glu_probe.neuron_file import NeuronFile
@@ -294,32 +294,17 @@ def test_one_layer_of_neurons_is_in_memory_at_a_time(tmp_path, monkeypatch):
 # -- the command line --------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def run(capsys):
-    """Run a command in this process; returns (exit code, stderr)."""
-
-    def call(*arguments) -> tuple[int, str]:
-        code = 0
-        try:
-            cli.main([str(argument) for argument in arguments])
-        except SystemExit as stop:
-            code = stop.code or 0
-        return code, capsys.readouterr().err
-
-    return call
-
-
 def test_an_interrupted_command_says_what_is_kept_and_goes_on(run, llama, tmp_path, monkeypatch, measured):
     from glu_probe.cli import reports
 
     monkeypatch.setattr(reports, "progress", lambda *_, **__: stopping_after(5))
-    code, said = run("report", llama, "-o", tmp_path / "out", "--no-figures")
+    code, _, said = run("report", llama, "-o", tmp_path / "out", "--no-figures")
     assert code == 130
     assert f"interrupted: 5 finished in {tmp_path / 'out' / 'parts'}: the same command goes on from there" in said
     monkeypatch.undo()
     assert run("report", llama, "-o", tmp_path / "out", "--no-figures", "--seed", 1)[0] == 2
     assert kept_parts(tmp_path / "out/parts") == 5
-    code, said = run("report", llama, "-o", tmp_path / "out", "--no-figures", "--seed", 1, "--fresh")
+    code, _, said = run("report", llama, "-o", tmp_path / "out", "--no-figures", "--seed", 1, "--fresh")
     assert (code, said) == (0, "")
     assert json.loads((tmp_path / "out/provenance.json").read_text())["seed"] == 1
     assert not (tmp_path / "out/parts").exists()
@@ -329,7 +314,7 @@ def test_nothing_finished_leaves_nothing_behind(run, llama, tmp_path, monkeypatc
     from glu_probe.cli import reports
 
     monkeypatch.setattr(reports, "progress", lambda *_, **__: stopping_after(0))
-    assert run("report", llama, "-o", tmp_path / "out") == (130, "interrupted: nothing was finished\n")
+    assert run("report", llama, "-o", tmp_path / "out") == (130, "", "interrupted: nothing was finished\n")
     assert not (tmp_path / "out").exists()
 
 
@@ -347,7 +332,7 @@ with exclusive(Path({str(tmp_path / "out/parts")!r})):
     other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with other:
         assert other.stdout.readline() == "in\n"
-        code, said = run("report", llama, "-o", tmp_path / "out", "--fresh")
+        code, _, said = run("report", llama, "-o", tmp_path / "out", "--fresh")
         assert code == 2
         assert f"AlreadyRunning: {tmp_path / 'out/parts'}: another run is writing here (process {other.pid} on" in said
         assert (tmp_path / "out/parts/run.json").exists()
@@ -360,7 +345,7 @@ def test_backends_on_the_command_line(run, llama, tmp_path):
     assert run("report", llama, "-o", tmp_path / "b", "--no-figures")[0] == 0
     for name in ("neurons.parquet", "layers.parquet", "classes.csv"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-    code, said = run("report", llama, "-o", tmp_path / "c", "--workers", 2)
+    code, _, said = run("report", llama, "-o", tmp_path / "c", "--workers", 2)
     assert (code, "serial backend" in said) == (2, True)
     assert not (tmp_path / "c").exists()
 
@@ -370,14 +355,14 @@ def test_a_file_in_the_way(run, llama, tmp_path, place):
     target = tmp_path / "out" if place == "file" else tmp_path / "out/parts"
     target.parent.mkdir(exist_ok=True)
     target.write_text("mine")
-    code, said = run("report", llama, "-o", tmp_path / "out")
+    code, _, said = run("report", llama, "-o", tmp_path / "out")
     assert (code, "CannotWrite" in said) == (2, True)
     assert target.read_text() == "mine"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a file system that refuses even root")
 def test_a_directory_that_may_not_be_written(run, llama):
-    code, said = run("report", llama, "-o", "/sys/glu-probe")
+    code, _, said = run("report", llama, "-o", "/sys/glu-probe")
     assert (code, "CannotWrite: /sys/glu-probe" in said) == (2, True)
     with pytest.raises(CannotWrite):
         gp.probe(llama, parts="/sys/glu-probe")

@@ -222,8 +222,10 @@ def test_a_bfloat16_directory_gives_the_table_of_its_rounded_weights(loaded, tmp
 
 def test_the_identity_of_every_layer_on_text(loaded):
     """(S(a) b) W_out is the MLP's output, a and b of the folded factors are those of the hooks: to 1e-5."""
-    from glu_probe.text.corpus import load_tokenizer, read_texts, tokenize
     from glu_probe.text.language_model import LanguageModel
+    from glu_probe.text.texts import read_texts
+    from glu_probe.text.tokenizers import load_tokenizer
+    from glu_probe.text.tokenizing import tokenize
 
     tokenizer = load_tokenizer(loaded.path)
     ids = tokenize(read_texts(), tokenizer, length=150, tokens=300).sequences[0][None]
@@ -253,7 +255,7 @@ def test_the_identity_of_every_layer_on_text(loaded):
 
 def test_a_run_on_text(loaded):
     """Of the size that was measured on another text: see the findings of this project's theory."""
-    from glu_probe.text.corpus import load_tokenizer
+    from glu_probe.text.tokenizers import load_tokenizer
 
     tokenizer = load_tokenizer(loaded.path)
     run = {"tokenizer": tokenizer, "module": loaded.model, "report": loaded.report, "tokens": 2048}
@@ -272,7 +274,7 @@ def test_a_run_on_text(loaded):
 
 
 def test_bfloat16_on_text(loaded):
-    from glu_probe.text.corpus import load_tokenizer
+    from glu_probe.text.tokenizers import load_tokenizer
 
     tokenizer = load_tokenizer(loaded.path)
     run = {"tokenizer": tokenizer, "tokens": 1024}

@@ -12,12 +12,10 @@ fastest of each. Measured: 1.31 on SmolLM2-135M, one thread of an AMD EPYC.
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import time
-from pathlib import Path
 
 import torch
+from harness import machine
 
 import glu_probe as gp
 from glu_probe.sample_models import SMOLLM2, fetch
@@ -31,17 +29,6 @@ def plain_passes(model: torch.nn.Module, batches: list[torch.Tensor]) -> float:
         for ids in batches:
             model(ids, use_cache=False)
     return time.process_time() - started
-
-
-def machine() -> str:
-    """What it ran on."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        name = platform.processor() or platform.machine()
-    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    return f"{name}, {os.cpu_count()} cores{load}; torch {torch.__version__}, {torch.get_num_threads()} threads"
 
 
 def main() -> None:

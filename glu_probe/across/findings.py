@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from ..headlines import listed, percent
+from ..phrases import listed, percent
 
 if TYPE_CHECKING:
     from .comparison import Comparison

@@ -128,6 +128,11 @@ class Checkpoint:
         return self._opened.format != "in memory"
 
     @property
+    def download(self) -> bool:
+        """Whether it was opened with `download`: remote files are fetched whole, once tensors of them are read."""
+        return self._opened.download
+
+    @property
     def source(self) -> TensorSource:
         """The tensors of the files, by name."""
         return self._source

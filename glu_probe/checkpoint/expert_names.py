@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 
 ADVICE = (
     "Experts are read one by one (experts.N.gate_proj / up_proj / down_proj) or stacked in one tensor of a layer, under "
-    "the names of the families in the table (`glu-probe ls families`); --family names one"
+    "the names of the families in the table (`glu-probe ls families`); --family names one, and in "
+    "Python `gp.register_family` adds one"
 )
 # What the names of shared experts begin with.
 SHARED = ("shared_expert", "share_expert", "shared_mlp")

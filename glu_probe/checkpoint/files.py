@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +44,8 @@ _MLP = re.compile(r"\.(mlp|feed_forward|ffn|block_sparse_moe|mlp_block)\.|\.ffn_
 class OpenedFiles:
     """A tensor source, the model's configuration, and where both came from.
 
-    `remote` says that reading the source costs transfers; `strings` reads a long list of the metadata.
+    `remote` says that reading the source costs transfers, `download` that remote files were to be fetched whole; `strings`
+    reads a long list of the metadata.
     """
 
     source: StoredSource
@@ -52,6 +54,7 @@ class OpenedFiles:
     provenance: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     remote: bool = False
+    download: bool = False
     strings: Callable[[str], list[str] | None] = lambda key: None
 
 
@@ -79,7 +82,7 @@ def open_files(ref: ModelRef, *, download: bool = False) -> OpenedFiles:
         files = HubFiles(ref.repo, ref.revision, download=download)
         opened = _open_of_repository(files, ref.file) if ref.file else _open_set(files)
         place = {"repository": ref.repo, "commit": files.commit}
-    opened.remote = not download and ref.kind in ("hub", "web")
+    opened.remote, opened.download = not download and ref.kind in ("hub", "web"), download
     opened.provenance = {**place, **opened.source.provenance()}
     opened.notes = ([ref.note] if ref.note else []) + opened.notes
     if opened.format != "gguf":  # whose tensors say themselves how they are quantised
@@ -128,9 +131,10 @@ def _open_one(files: FileSet, name: str) -> OpenedFiles:
 
 
 def _gguf(files: FileSet, name: str, exists: Callable[[str], bool]) -> OpenedFiles:
-    source, metadata = open_gguf(name, files.gguf, exists, files.location)
+    part = functools.cache(files.gguf)  # on a server, opening one again would fetch its header again
+    source, metadata = open_gguf(name, part, exists, files.location)
     first = first_part(name, metadata)
-    return OpenedFiles(source, dict(metadata), "gguf", strings=lambda key: files.gguf(first).strings(key))
+    return OpenedFiles(source, dict(metadata), "gguf", strings=lambda key: part(first).strings(key))
 
 
 def _open_set(files: FileSet) -> OpenedFiles:

@@ -35,7 +35,7 @@ class GGUFHeader:
     """What stands before the data.
 
     Attributes:
-        metadata: key-value pairs without long arrays.
+        metadata: key-value pairs; None in the place of long arrays.
         infos: every tensor by name; shapes outermost first (the file lists them the other way round).
         starts: where in the file each one's data begins.
         types: quantisation of each one, as the library's enumeration.
@@ -65,7 +65,7 @@ class GGUFTensors:
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """Key-value pairs without long arrays."""
+        """Key-value pairs; None in the place of long arrays."""
         return self._header.metadata
 
     def infos(self) -> Mapping[str, TensorInfo]:
@@ -74,7 +74,9 @@ class GGUFTensors:
 
     def strings(self, key: str) -> list[str] | None:
         """A list of texts of any length in the metadata, None if there is none under that key."""
-        found = self._header_with(key).metadata.get(key)
+        if key not in self.metadata:
+            return None
+        found = self._header_with(key).metadata[key]
         return found if isinstance(found, list) and all(isinstance(text, str) for text in found) else None
 
     def _header_with(self, key: str) -> GGUFHeader:

@@ -89,14 +89,16 @@ class Matcher:
             raise LayoutUnknown(
                 f"{weight!r} {list(infos[weight].shape)} holds gate and up in one tensor, and {self._words} does not say "
                 "which half is which (the gate could be the first half, the second, or every other row)",
-                hint=f"Say `--fused-layout {'|'.join(FUSED_ORDERS)}` or `--family NAME` if you know",
+                hint=f"Say `--fused-layout {'|'.join(FUSED_ORDERS)}` or `--family NAME` if you know; in Python, "
+                "`gp.register_family` adds a family with its order",
             )
         for names in (Projections(*triple) for triple in REVERSIBLE_NAMES):
             if names.stand_in(leaves):
                 raise LayoutUnknown(
                     f"{leaves[names.gate]['weight']!r} and {leaves[names.up]['weight']!r} are gate and up in one family "
                     f"and the other way round in the next, and {self._words} does not say which",
-                    hint="Say `--family NAME` if you know one that stores them the same way",
+                    hint="Say `--family NAME` if you know one that stores them the same way; in Python, `gp.register_family` "
+                    "adds one",
                 )
 
     @property

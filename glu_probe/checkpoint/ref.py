@@ -62,6 +62,16 @@ class ModelRef:
         """Whether the URL is a weight file's, by its ending; otherwise it is a directory's."""
         return self.kind == "web" and unquote(urlsplit(self.url).path).lower().endswith(WEIGHT_SUFFIXES)
 
+    @property
+    def is_gguf(self) -> bool:
+        """Whether one GGUF file is meant, by its ending."""
+        names = {
+            "file": self.path and self.path.name,
+            "hub": self.file,
+            "web": self.url and unquote(urlsplit(self.url).path),
+        }
+        return (names.get(self.kind) or "").lower().endswith(".gguf")
+
 
 def parse_ref(ref: str | os.PathLike) -> ModelRef:
     """Parse `org/name`, `org/name@revision`, `hf://org/name[@revision][/file]`, an http(s) URL, or a path.

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 _NO_MLP = re.compile(r"conv|attn|attention|quer")
 _MLP = re.compile(r"mlp|ffn|feed_forward|fc\d|ff|intermediate|output|c_proj|h_to|proj")
 
+# Of gates under unknown names: whether they stand in one module decides what can be done.
+_WAYS_OUT = {
+    True: "If you know the gate, `gp.register_family` says so in Python; or ask for the family to be added",
+    False: "Ask for the family to be added, or save the model with plain linear layers",
+}
+
 
 def refuse_incomplete(
     blocks: Blocks, matched: Mapping[tuple[str, tuple[str, ...], str | None], Projections], own: Sequence[Projections]
@@ -104,7 +110,7 @@ def refuse_ungated(blocks: Blocks, infos: Mapping[str, TensorInfo], model_type: 
                 f"{', '.join(map(repr, names[:6]))} have the shapes of a gated MLP, and {says} does not say which part is "
                 "the gate",
                 where=f"layer {layer}",
-                hint="Ask for the family to be added, or save the model with plain linear layers",
+                hint=_WAYS_OUT[_is_one_module(names)],
             )
         outside = gated_outside_layers(infos)
         if outside:
@@ -117,6 +123,11 @@ def refuse_ungated(blocks: Blocks, infos: Mapping[str, TensorInfo], model_type: 
         what += f" of model_type {model_type!r}" + (" (its MLPs are plain ones)" if model_type in PLAIN else "")
     found = f"Found instead: {', '.join(plain[:8])}" if plain else f"Found instead: {', '.join(list(infos)[:5])}"
     raise NoGatedMLP(what, hint=f"{found}. Gated MLPs have a gate beside up and down projections")
+
+
+def _is_one_module(names: Sequence[str]) -> bool:
+    """Whether the weights stand beside each other, as those of a family do that could be registered."""
+    return len({name.removesuffix(".weight").rpartition(".")[0] for name in names}) == 1
 
 
 def gated_outside_layers(infos: Mapping[str, TensorInfo]) -> list[str]:

@@ -6,11 +6,12 @@ to such a server; what a URL itself carries, a name and password or a signature,
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -162,7 +163,8 @@ def fetch_whole(url: str, where: str) -> Path:
     retries = Retries()
     while True:
         try:
-            return _attempt(url, where)
+            with _alone(where):
+                return _attempt(url, where)
         except Broken as broken:
             if not retries.again(broken):
                 raise ServerUnavailable(
@@ -170,6 +172,21 @@ def fetch_whole(url: str, where: str) -> Path:
                     where=where,
                     hint="Check the network and run again",
                 ) from None
+
+
+@contextlib.contextmanager
+def _alone(where: str) -> Iterator[None]:
+    """While no other process fetches that file: the next will find it in the cache."""
+    from huggingface_hub.utils import WeakFileLock
+
+    lock = cache_directory() / "web" / ".locks" / f"{hashlib.sha256(where.encode()).hexdigest()[:32]}.lock"
+    with contextlib.ExitStack() as stack:
+        try:
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(WeakFileLock(lock))
+        except OSError as error:
+            raise _not_kept(error, lock.parent) from None
+        yield
 
 
 def _attempt(url: str, where: str) -> Path:
@@ -226,7 +243,11 @@ def _write(target: Path, blocks: Callable[[], Any]) -> None:
                 os.unlink(scratch.name)
                 raise
     except OSError as error:
-        raise CannotWrite(
-            f"the file cannot be kept: {error.strerror or error}", where=target.parent,
-            hint="Free some space, or set GLU_PROBE_CACHE to a directory that has it",
-        ) from None  # fmt: skip
+        raise _not_kept(error, target.parent) from None
+
+
+def _not_kept(error: OSError, where: Path) -> CannotWrite:
+    return CannotWrite(
+        f"the file cannot be kept: {error.strerror or error}", where=where,
+        hint="Free some space, or set GLU_PROBE_CACHE to a directory that has it",
+    )  # fmt: skip

@@ -63,8 +63,8 @@ def causal(
     """
     from ..text.causal import DEFAULT
     from ..text.causal import causal as run
-    from ..text.corpus import read_texts
     from ..text.saving import save_costs
+    from ..text.texts import read_texts
 
     checkpoint = opening.open(model)
     source = [document.text for document in read_texts(text)] if text == "-" else text  # it can be read once

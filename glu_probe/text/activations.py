@@ -24,9 +24,12 @@ from ..report import Report
 from ..selection import select_layers
 from .columns import Measured, refuse_other_rows, with_text_layers, with_text_neurons
 from .contexts import Neurons, TopContexts, choose_neurons
-from .corpus import Tokens, load_tokenizer, read_texts, tokenize
 from .language_model import LanguageModel
 from .moments import GROUPS, GaugeMoments, NeuronMoments, OutputMoments
+from .texts import read_texts
+from .tokenizers import load_tokenizer
+from .tokenizing import tokenize
+from .tokens import Tokens
 
 _GAUGE_SHARE = 4
 # Outputs are whole vectors, and cost as much as the MLP itself: on long texts a part of the tokens, spread over all of it.

@@ -32,11 +32,11 @@ from ..parts import Parts
 from ..probing import probe
 from ..selection import select_layers
 from .activations import opened, text_model
-from .corpus import Tokens
 from .interventions import INTERVENTIONS, Calibration, Fitted, change
 from .language_model import LanguageModel
 from .runs import BATCH_TOKENS, Case, Cost, Runs
 from .targets import PerNeuron, Target, ranking, targets_of, with_subsets
+from .tokens import Tokens
 
 DEFAULT = tuple(name for name in INTERVENTIONS if name != "identity")
 _RANKING_TOKENS = 1024  # enough to tell which neurons change most

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..activations import Activation
 from ..checkpoint.sites import Site
 from ..errors import BadOption
-from .corpus import Tokens
+from .tokens import Tokens
 
 QUADRANTS = ("plus_plus", "plus_minus", "minus_plus", "minus_minus")  # signs of a and b
 _BEFORE, _AFTER = 12, 4  # tokens of a window around the one in question

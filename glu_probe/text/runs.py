@@ -15,12 +15,12 @@ from torch import Tensor
 
 from ..checkpoint.sites import Site
 from ..errors import FactorsDisagree, NotRunnable
-from .corpus import Tokens
 from .interventions import Fitted, change
 from .language_model import LanguageModel
 from .loading import available_memory, first_line
 from .replay import Entry, Replayer, Residual, cross_entropies, probabilities
 from .targets import Place, Target
+from .tokens import Tokens
 
 BATCH_TOKENS = 1024
 _CHECKED = 16  # tokens on which every target's identity is checked

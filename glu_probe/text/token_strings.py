@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..checkpoint.checkpoint import Checkpoint
+from ..checkpoint.ref import parse_ref
 from ..errors import NoTokenizer
-from .corpus import load_tokenizer
+from .tokenizers import load_tokenizer
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"  # "▁", a space in vocabularies of SentencePiece
@@ -74,7 +75,10 @@ def token_strings(checkpoint: Checkpoint, tokenizer: Any = None) -> TokenStrings
             return TokenStrings.of(pieces)
         if not checkpoint.in_files:
             raise NoTokenizer("a model in memory comes without its tokenizer", hint="Give it with tokenizer=")
-        tokenizer = load_tokenizer(checkpoint.ref)
+        ref = parse_ref(checkpoint.ref)
+        if ref.is_gguf:  # which transformers would fetch whole, to find no more in it
+            raise NoTokenizer("the GGUF file holds no tokens", where=ref.name, hint="Give a tokenizer with tokenizer=")
+        tokenizer = load_tokenizer(ref)
     known = tokenizer.get_vocab()
     pieces = [None] * (max(known.values(), default=-1) + 1)
     for piece, token in known.items():

@@ -7,25 +7,8 @@ import json
 import pytest
 
 import glu_probe as gp
-from glu_probe import cli
 
 from ..support import write_llama
-
-
-@pytest.fixture
-def run(capsys):
-    """Run a command in this process; returns (exit code, stdout, stderr)."""
-
-    def call(*arguments) -> tuple[int, str, str]:
-        code = 0
-        try:
-            cli.main([str(argument) for argument in arguments])
-        except SystemExit as stop:
-            code = stop.code or 0
-        out = capsys.readouterr()
-        return code, out.out, out.err
-
-    return call
 
 
 @pytest.fixture

@@ -6,12 +6,15 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import glu_probe as gp
 from glu_probe.activations import Activation, limited
 from glu_probe.checkpoint import families
-from glu_probe.errors import BadOption, LayoutUnknown, UnknownActivation
+from glu_probe.errors import BadOption, LayoutUnknown, NoExpertsMapped, UnknownActivation
 from glu_probe.testing import write_tiny_checkpoint
+
+from ..support import llama_config, llama_tensors, write_checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +47,55 @@ def test_what_is_registered_is_read(tmp_path):
     assert layer.activation.name == "gelu"
     assert layer.functional_note() is None
     assert checkpoint.provenance()["towers"]["text"]["family"] == "newcomer"
+
+
+def of_names(path, names: tuple[str, str, str], model_type: str = "newcomer"):
+    """A layer whose gate, up and down have these names."""
+    parts = dict(zip(("gate_proj", "up_proj", "down_proj"), names, strict=True))
+    tensors = {
+        name.replace(old, new): tensor
+        for name, tensor in llama_tensors(layers=1).items() for old, new in parts.items() if old in name
+    }  # fmt: skip
+    return write_checkpoint(path, tensors, llama_config(num_hidden_layers=1, model_type=model_type)), tensors
+
+
+@pytest.mark.parametrize("names", [("w1", "w3", "w2"), ("one", "two", "three")])
+@pytest.mark.parametrize("model_type", ["newcomer", "llama"])
+def test_the_refusal_of_names_leads_to_a_family_that_reads_them(names, model_type, tmp_path):
+    path, tensors = of_names(tmp_path / "m", names, model_type)
+    with pytest.raises(LayoutUnknown, match=r"`gp\.register_family`"):
+        gp.open_checkpoint(path)
+    gp.register_family("mine", projections=names, act="silu")
+    layer = gp.open_checkpoint(path, family="mine").layer(0)
+    assert torch.equal(layer.query, tensors[f"model.layers.0.mlp.{names[0]}.weight"])
+
+
+def test_the_refusal_of_a_fused_tensor_leads_to_a_family_with_an_order(tmp_path):
+    truth = of_a_newcomer(tmp_path, "phi3")
+    with pytest.raises(LayoutUnknown, match=r"--fused-layout .* `--family NAME` .* `gp\.register_family`"):
+        gp.open_checkpoint(tmp_path)
+    gp.register_family("newcomer", projections=("gate_up_proj", "down_proj"), order="gate-first", act="silu")
+    assert torch.equal(gp.open_checkpoint(tmp_path).layer(0).query, truth[0].query)
+
+
+def test_names_behind_other_modules_are_not_sent_to_a_registration_that_cannot_hold_them(tmp_path):
+    path, _ = of_names(tmp_path / "m", ("gate_proj.linear", "up_proj.linear", "down_proj.linear"))
+    with pytest.raises(LayoutUnknown, match="save the model with plain linear layers") as caught:
+        gp.open_checkpoint(path)
+    assert "register_family" not in str(caught.value)
+
+
+def test_experts_under_unknown_names_lead_to_it(tmp_path):
+    of_a_newcomer(tmp_path, "mixtral")
+    path = tmp_path / "model.safetensors"
+    tensors = {name.replace(".w1.", ".a.").replace(".w3.", ".b.").replace(".w2.", ".c."): tensor
+               for name, tensor in load_file(path).items()}  # fmt: skip
+    save_file(tensors, path)
+    with pytest.raises(NoExpertsMapped, match=r"`gp\.register_family` adds one"):
+        gp.open_checkpoint(tmp_path)
+    gp.register_family("newcomer", projections=("a", "b", "c"), act="silu")
+    stem = next(name.removesuffix(".a.weight") for name in tensors if name.endswith("experts.0.a.weight"))
+    assert torch.equal(gp.open_checkpoint(tmp_path).layer(0, 0).key, tensors[f"{stem}.b.weight"])
 
 
 def test_experts_in_columns(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pandas as pd
@@ -312,7 +313,7 @@ def test_public_forms():
 
 
 def cached(tmp_path: Path) -> list[Path]:
-    return [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    return [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.suffix != ".lock"]
 
 
 def test_a_download_is_kept_and_found_again(web, wide, tmp_path):
@@ -385,6 +386,26 @@ def test_a_broken_download_leaves_nothing(web, wide, tmp_path, waits, monkeypatc
         gp.open_checkpoint(f"{web.url}/m/{MODEL}", download=True).layer(0)
     assert "GLU_PROBE_CACHE" in caught.value.hint
     assert len(cached(tmp_path)) == 1
+
+
+def test_two_who_want_a_file_at_once_fetch_it_once(web, wide, tmp_path, monkeypatch):
+    written = []
+    write = web_module._write
+    monkeypatch.setattr(web_module, "_write", lambda target, blocks: written.append(target) or write(target, blocks))
+    web.faults = [Fault(stall=0.2)]
+    url = f"{web.url}/m/{MODEL}"
+    with ThreadPoolExecutor(2) as both:
+        paths = list(both.map(lambda _: web_module.fetch_whole(url, url), range(2)))
+    assert written == [paths[0]]
+    assert paths[0] == paths[1]
+    assert paths[0].read_bytes() == (wide / MODEL).read_bytes()
+
+
+def test_a_cache_that_cannot_be_written(web, wide, tmp_path):
+    (tmp_path / "cache").write_text("a file in its place")
+    with pytest.raises(CannotWrite, match="the file cannot be kept") as caught:
+        gp.open_checkpoint(f"{web.url}/m/{MODEL}", download=True).layer(0)
+    assert "GLU_PROBE_CACHE" in caught.value.hint
 
 
 def test_without_a_network(web, model, monkeypatch):

@@ -133,6 +133,14 @@ def test_what_was_assumed_stands_before_the_pictures(saved):
         assert sentence in head
 
 
+def test_the_input_is_named_beside_the_place_of_the_model(saved):
+    report, directory = saved
+    page = html.unescape((directory / "report.html").read_text(encoding="utf-8")).replace("\N{NO-BREAK SPACE}", " ")
+    first, second = report.findings[:2]
+    assert "glu-probe activations MODEL --text FILE" in second
+    assert 0 < page.index(second) - page.index(first) - len(first) < 60  # nothing between them but markup
+
+
 def test_nothing_is_fetched(saved):
     page = (saved[1] / "report.html").read_text(encoding="utf-8")
     assert "default-src 'none'" in page

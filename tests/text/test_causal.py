@@ -13,9 +13,10 @@ import glu_probe as gp
 from glu_probe.errors import BadOption, FactorsDisagree, NoTokenizer, NotRunnable
 from glu_probe.text import causal as causal_module
 from glu_probe.text import replay, runs
-from glu_probe.text.corpus import Document, tokenize
+from glu_probe.text.documents import Document
 from glu_probe.text.interventions import INTERVENTIONS
 from glu_probe.text.targets import _span, _top_and_control
+from glu_probe.text.tokenizing import tokenize
 
 from .plain import Plain
 from .tiny_models import build, save, tokens, words

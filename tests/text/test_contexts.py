@@ -10,7 +10,8 @@ import torch
 import glu_probe as gp
 from glu_probe.errors import BadOption
 from glu_probe.text.contexts import QUADRANTS, TopContexts, choose_neurons
-from glu_probe.text.corpus import read_texts, tokenize
+from glu_probe.text.texts import read_texts
+from glu_probe.text.tokenizing import tokenize
 
 from .test_moments import OneMLP
 from .tiny_models import build, save, tokens, words

@@ -207,7 +207,7 @@ def test_a_model_that_cannot_be_wrapped_is_given_back_too(name):
 
 
 def test_the_tokenizer_of_the_caller_stays_as_it_is():
-    from .test_corpus import byte_tokenizer
+    from .made_tokenizers import byte_tokenizer
 
     tokenizer, model = byte_tokenizer(), build("llama")
     before = (len(tokenizer), tokenizer.pad_token, tokenizer.padding_side, tokenizer.bos_token)

@@ -14,8 +14,9 @@ import glu_probe as gp
 from glu_probe.measures.registry import TEXT_SHARED
 from glu_probe.text.activations import measure
 from glu_probe.text.contexts import TopContexts
-from glu_probe.text.corpus import Document, tokenize
+from glu_probe.text.documents import Document
 from glu_probe.text.moments import GaugeMoments, NeuronMoments, OutputMoments
+from glu_probe.text.tokenizing import tokenize
 
 from ..support import random_layer
 from .tiny_models import tokens, words

@@ -9,7 +9,7 @@ from glu_probe.errors import NoTokenizer
 from glu_probe.text.token_strings import TokenStrings, token_strings
 
 from . import tiny_models
-from .test_corpus import byte_tokenizer, gguf_with_tokenizer
+from .made_tokenizers import byte_tokenizer, gguf_with_tokenizer
 
 
 def quoted(pieces: list) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .test_corpus import byte_tokenizer
+from .made_tokenizers import byte_tokenizer
 
 VOCABULARY, LAYERS = 320, 3
 _SIZES = {
