@@ -10,8 +10,9 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from .checkpoint.families import FAMILIES, PLAIN
+from .checkpoint.families import FAMILIES
 from .checkpoint.family import FUSED_GATE_UP, SEPARATE, ActivationRule, Family, Norm, Projections
+from .checkpoint.known_families import PLAIN
 
 COMMAND = "python -m glu_probe.family_table README.md"
 START, END = f"<!-- families: written by `{COMMAND}` -->", "<!-- /families -->"

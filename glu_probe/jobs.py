@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from .checkpoint.checkpoint import Checkpoint, open_checkpoint
-from .checkpoint.families import enter, registered_families
+from .checkpoint.known_families import enter, registered_families
 from .checkpoint.memory import Workspace
 from .checkpoint.ref import parse_ref
 from .checkpoint.rules import Options

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import glu_probe as gp
-from glu_probe.checkpoint.families import FAMILIES, PLAIN
+from glu_probe.checkpoint.families import FAMILIES
+from glu_probe.checkpoint.known_families import PLAIN
 from glu_probe.family_table import COMMAND, markdown, renewed
 
 README = Path(__file__).parents[1] / "README.md"
@@ -83,10 +84,10 @@ def test_the_registered_family_of_the_docs_works(tmp_path, monkeypatch):
     """The example as it stands there, on a checkpoint of that family."""
     import json
 
-    from glu_probe.checkpoint import families
+    from glu_probe.checkpoint import known_families
 
-    monkeypatch.setattr(families, "_REGISTERED", {})
-    monkeypatch.setattr(families, "_BY_NAME", dict(families._BY_NAME))
+    monkeypatch.setattr(known_families, "_REGISTERED", {})
+    monkeypatch.setattr(known_families, "_BY_NAME", dict(known_families._BY_NAME))
     truth = gp.testing.write_tiny_checkpoint("lfm2", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "my_model", "hidden_act": "silu"}))

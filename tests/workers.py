@@ -10,7 +10,7 @@ import signal
 from pathlib import Path
 
 import glu_probe as gp
-from glu_probe.checkpoint import families
+from glu_probe.checkpoint import known_families
 from glu_probe.errors import UnknownActivation
 from glu_probe.jobs import _held
 
@@ -61,5 +61,5 @@ def register(does) -> None:
 
 def forget() -> None:
     """The family is not known any more."""
-    for names in (families._REGISTERED, families._BY_NAME):
+    for names in (known_families._REGISTERED, known_families._BY_NAME):
         names.pop("mischief", None)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import IncompleteTriple, LayoutUnknown, NoExpertsMapped
 from .expert_names import ADVICE, expert_counts, expert_number, is_routed, is_router, speaks_of_experts
-from .families import PLAIN
+from .known_families import PLAIN
 from .places import Blocks, Parameter, is_attention, locate
 from .source import TensorInfo
 from .towers import name_towers

@@ -11,119 +11,21 @@ stores w).
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import replace
 
-from ..activations import Activation, limited, swish
-from ..errors import BadOption
-from .family import FUSED_GATE_UP, SEPARATE, ActivationRule, Family, Norm, Part, Place, Projections
-
-FUSED_EXPERTS_EITHER = replace(FUSED_GATE_UP, stored="either")
-FUSED_COLUMNS = replace(FUSED_GATE_UP, stored="columns")
-MIXTRAL = Projections("w1", "w3", "w2")
-LINEAR_PAIR = Projections("input_linear", "input_linear", "output_linear", fused="gate-first")
-
-GGUF_SEPARATE = Projections("ffn_gate", "ffn_up", "ffn_down")
-# llama.cpp stacks the experts of a layer; where it keeps gate and up in one tensor, the gate comes first.
-GGUF_EXPERTS: tuple[Projections, ...] = (
-    Projections("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", group="routed"),
-    Projections("ffn_gate_up_exps", "ffn_gate_up_exps", "ffn_down_exps", fused="gate-first", group="routed"),
-    Projections("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", group="shared"),
+from .family import FUSED_GATE_UP, SEPARATE, ActivationRule, Family, Norm, Place, Projections
+from .peculiarities import (
+    falcon_h1_multipliers,
+    gemma3n_missing,
+    gpt_oss_gate,
+    limited_experts,
+    limited_gate,
+    llama4_missing,
+    step_gate,
+    sub_norm_missing,
+    zamba2_missing,
 )
-
-# Names that mean the same wherever all three stand together. Experts are stacked one way or the other under them.
-UNAMBIGUOUS: tuple[Projections, ...] = (
-    replace(SEPARATE, stored="either"),
-    Projections("wi_0", "wi_1", "wo", stored="either"),
-)
-
-# Pairs of names that some family uses for a fused gate and up (with either half first) and others for a plain MLP.
-# Twice as many rows as the down projection has columns tells a fused one; which half is the gate only a family does.
-FUSED_NAMES: tuple[tuple[str, str], ...] = (
-    ("gate_up_proj", "down_proj"),
-    ("up_gate_proj", "down_proj"),
-    ("input_linear", "output_linear"),
-    ("Wi", "Wo"),
-    ("w12", "w3"),
-    ("weights_in", "weights_out"),
-    ("fc1", "fc2"),
-    ("ff_proj", "ff_out"),
-    ("c_fc", "c_proj"),
-    ("dense_h_to_4h", "dense_4h_to_h"),
-    ("linear_in", "linear_out"),
-    ("w13", "w2"),
-    ("ffn_up", "ffn_down"),
-)
-# Separate names whose roles differ from family to family.
-REVERSIBLE_NAMES: tuple[tuple[str, str, str], ...] = (
-    ("w1", "w3", "w2"),
-    ("w1", "v1", "w2"),
-    ("w1", "w2", "c_proj"),
-    ("fc11", "fc12", "fc2"),
-    ("fc1", "fc3", "fc2"),
-    ("c_fc_0", "c_fc_1", "c_proj"),
-    ("c_fc", "c_fc2", "c_proj"),
-    ("proj_up_gate", "proj_up", "proj_down"),
-    ("linear_gate", "up_proj", "down_proj"),
-)
-
-# -- what single families do besides --------------------------------------------------------------
-
-
-def _gpt_oss_gate(_: Activation, part: Part, layer: int, group: str) -> Activation:
-    """min(g, L) sigmoid(alpha min(g, L)) times clamp(u, -L, L) + 1, whatever `hidden_act` says."""
-    alpha, limit = part.get("swiglu_alpha", 1.702), part.get("swiglu_limit", 7.0)
-    return limited(swish(alpha), limit, up_offset=1.0)
-
-
-def _limited_gate(base: Activation, part: Part, layer: int, group: str) -> Activation:
-    """S(min(g, L)) times clamp(u, -L, L)."""
-    limit = part.get("swiglu_limit")
-    return base if limit is None else limited(base, limit)
-
-
-def _limited_experts(base: Activation, part: Part, layer: int, group: str) -> Activation:
-    """The same for routed experts alone."""
-    return _limited_gate(base, part, layer, group) if group == "routed" else base
-
-
-def _step_gate(base: Activation, part: Part, layer: int, group: str) -> Activation:
-    """min(S(g), L) times clamp(u, -L, L), with limits by layer; 0 or nothing is no limit."""
-    limits = part.get("swiglu_limits" if group == "routed" else "swiglu_limits_shared") or ()
-    limit = limits[layer] if layer < len(limits) else None
-    return limited(base, limit, after=True) if limit else base
-
-
-def _llama4_missing(part: Part, layer: int, group: str) -> str | None:
-    return "the router's score multiplies the input of an expert, so its scale depends on the token" if (
-        group == "routed"
-    ) else None  # fmt: skip
-
-
-def _gemma3n_missing(part: Part, layer: int, group: str) -> str | None:
-    """Layers with `activation_sparsity_pattern`: only neurons with large pre-activations act, so they are coupled."""
-    pattern = part.get("activation_sparsity_pattern")
-    if not isinstance(pattern, (list, tuple)) or layer >= len(pattern):
-        return "the file does not say which layers keep only the neurons with the largest pre-activations of a token"
-    if pattern[layer]:
-        return "only the neurons with the largest pre-activations of a token act, so they are coupled"
-    return None
-
-
-def _sub_norm_missing(part: Part, layer: int, group: str) -> str | None:
-    return "a norm over all neurons stands before the down projection, so they are coupled"
-
-
-def _zamba2_missing(part: Part, layer: int, group: str) -> str | None:
-    if part.get("use_shared_mlp_adapter", True):
-        return "each use of the shared block adds a low-rank update of its own to gate and up"
-    return None
-
-
-def _falcon_h1_multipliers(part: Part) -> tuple[float, float, float]:
-    gate, down = part.get("mlp_multipliers") or (1.0, 1.0)  # GGUF files have them in the weights
-    return gate, 1.0, down
-
+from .tensor_names import FUSED_COLUMNS, FUSED_EXPERTS_EITHER, LINEAR_PAIR, MIXTRAL
 
 _LLAMA_NORM = Norm("post_attention_layernorm")
 _LLAMA_OFFSET = Norm("post_attention_layernorm", weight="offset", gguf="post_attention_norm")
@@ -286,7 +188,7 @@ FAMILIES: tuple[Family, ...] = (
         names=("falcon_h1",),
         gguf=("falcon-h1",),
         norm=Norm("pre_ff_layernorm"),
-        multipliers=_falcon_h1_multipliers,
+        multipliers=falcon_h1_multipliers,
     ),
     # T5 1.1: gated where `feed_forward_proj` says so. In decoders the MLP is the third part of a block, not the second.
     Family(
@@ -375,7 +277,7 @@ FAMILIES: tuple[Family, ...] = (
         names=("step3p7", "step3p5"),
         projections=(SEPARATE, FUSED_GATE_UP),
         norm=_LLAMA_OFFSET,
-        activation=ActivationRule(adjust=_step_gate),
+        activation=ActivationRule(adjust=step_gate),
     ),
     # Gemma 1: `hidden_act: gelu` in its configs means the tanh form; weights of norms are offsets from 1.
     Family(
@@ -405,7 +307,7 @@ FAMILIES: tuple[Family, ...] = (
         norm=Norm("pre_feedforward_layernorm"),
         post_norm=Norm("post_feedforward_layernorm"),
         activation=_GEMMA_ACTIVATION,
-        missing=_gemma3n_missing,
+        missing=gemma3n_missing,
     ),
     # Gemma 4 with experts has them beside the MLP, each with a norm of its own.
     Family(
@@ -448,7 +350,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(names=("esmc",), norm=_LLAMA_LAYER_NORM),
     # BitNet: the neurons pass a norm together.
-    Family(names=("bitnet",), gguf=("bitnet",), norm=_LLAMA_NORM, missing=_sub_norm_missing),
+    Family(names=("bitnet",), gguf=("bitnet",), norm=_LLAMA_NORM, missing=sub_norm_missing),
     # Gate and up in one tensor, gate first.
     Family(
         names=("phi3", "phi4_multimodal"),
@@ -493,7 +395,7 @@ FAMILIES: tuple[Family, ...] = (
         gguf=("llama4",),
         projections=(SEPARATE, FUSED_COLUMNS),
         norm=_LLAMA_NORM,
-        missing=_llama4_missing,
+        missing=llama4_missing,
     ),
     # Aria: experts are [in, out] too, and their activation is in no config.
     Family(
@@ -508,20 +410,20 @@ FAMILIES: tuple[Family, ...] = (
         gguf=("gpt-oss",),
         projections=(replace(FUSED_GATE_UP, fused="interleaved", stored="columns"),),
         norm=Norm("post_attention_layernorm", gguf="post_attention_norm"),
-        activation=ActivationRule(keys=(), default="silu", adjust=_gpt_oss_gate),
+        activation=ActivationRule(keys=(), default="silu", adjust=gpt_oss_gate),
     ),
     # Its gate, with gate and up apart in one tensor.
     Family(
         names=("openai_privacy_filter",),
         projections=(FUSED_COLUMNS,),
         norm=_LLAMA_NORM,
-        activation=ActivationRule(keys=(), default="silu", adjust=_gpt_oss_gate),
+        activation=ActivationRule(keys=(), default="silu", adjust=gpt_oss_gate),
     ),
     Family(
         names=("minimax_m3_vl_text",),
         projections=(MIXTRAL, FUSED_GATE_UP, SEPARATE),
         norm=Norm("post_attention_layernorm", weight="offset"),
-        activation=ActivationRule(keys=(), default="silu", adjust=_gpt_oss_gate),
+        activation=ActivationRule(keys=(), default="silu", adjust=gpt_oss_gate),
     ),
     # DBRX: the experts of a layer lie below each other, also those of w2, whose rows are the neurons' values.
     Family(
@@ -536,14 +438,14 @@ FAMILIES: tuple[Family, ...] = (
         names=("deepseek_v4",),
         projections=(MIXTRAL, SEPARATE, FUSED_GATE_UP),
         norm=Norm("ffn_norm|post_attention_layernorm"),
-        activation=ActivationRule(adjust=_limited_gate),
+        activation=ActivationRule(adjust=limited_gate),
     ),
     # HY-V4: the gate of dense MLPs has a name of its own; experts alone have limits.
     Family(
         names=("hy_v4", "hy_v4_vl_text"),
         projections=(Projections("linear_gate", "up_proj", "down_proj"), SEPARATE, FUSED_GATE_UP),
         norm=_LLAMA_NORM,
-        activation=ActivationRule(adjust=_limited_experts),
+        activation=ActivationRule(adjust=limited_experts),
     ),
     # Inkling: gate and up take turns in published files, not where transformers' own names stand.
     Family(
@@ -578,7 +480,7 @@ FAMILIES: tuple[Family, ...] = (
         projections=(FUSED_GATE_UP,),
         norm=Norm("shared_transformer.pre_ff_layernorm"),
         activation=ActivationRule(keys=("hidden_act",), default="gelu"),
-        missing=_zamba2_missing,
+        missing=zamba2_missing,
     ),
     # LayerNorm, as published without bias, and fused `Wi`; the config's `hidden_activation` is really used.
     Family(
@@ -657,99 +559,3 @@ GGUF_NORMS: dict[str, str] = {
 def gguf_norm(norm: Norm) -> str | None:
     """What GGUF files call a norm; None if that is not known."""
     return norm.gguf or GGUF_NORMS.get(norm.tensor)
-
-
-_BY_NAME = {name: family for family in FAMILIES for name in family.names}
-_BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.gguf}
-_REGISTERED: dict[str, Family] = {}
-# What configs call a tower by: a suffix, or the wrapper's own name.
-_TOWER_SUFFIXES = {"vision": ("_vision", "_vision_model"), "audio": ("_audio", "_audio_encoder")}
-
-# Plain MLPs by the name their config has; told apart from unknown families in the message.
-PLAIN = frozenset(
-    [
-        "gpt2",
-        "gpt_neox",
-        "gpt_neo",
-        "gptj",
-        "falcon",
-        "starcoder2",
-        "gpt_bigcode",
-        "phi",
-        "persimmon",
-        "nemotron",
-        "nemotron_h",
-        "arcee",
-        "nanochat",
-        "apertus",
-        "jais2",
-        "siglip",
-        "clip",
-        "bert",
-        "roberta",
-        "bart",
-        "opt",
-        "bloom",
-        "mpt",
-        "mamba",
-        "mamba2",
-        "rwkv",
-        "codegen",
-        "timesfm",
-        "levit",
-        "nllb-moe",
-        "switch_transformers",
-    ]
-)
-
-
-def all_families() -> tuple[Family, ...]:
-    """The table, and behind it what was registered."""
-    return (*FAMILIES, *registered_families())
-
-
-def registered_families() -> tuple[Family, ...]:
-    """What was registered in this process."""
-    return tuple({id(family): family for family in _REGISTERED.values()}.values())
-
-
-def enter(family: Family) -> None:
-    """Make a registered family known under all its names; an earlier one of the same names is forgotten."""
-    for name in family.names:
-        _REGISTERED[name] = _BY_NAME[name] = family
-    for name in family.gguf:
-        _REGISTERED[f"gguf {name}"] = _BY_ARCHITECTURE[name] = family
-
-
-def is_built_in(name: str) -> bool:
-    """Whether the table itself has this model_type or GGUF architecture, be it as one without gates."""
-    return name in PLAIN or any(name in (*family.names, *family.gguf) for family in FAMILIES)
-
-
-def find_family(name: str | None, *, gguf: bool = False, tower: str = "text") -> Family | None:
-    """The family of a `model_type` (or GGUF architecture), None if it is not in the table.
-
-    Configs of some vision and audio towers carry the name of the whole model: theirs is then looked up first.
-    """
-    if gguf:
-        return _BY_ARCHITECTURE.get(name or "")
-    for suffix in _TOWER_SUFFIXES.get(tower, ()):
-        if (family := _BY_NAME.get(f"{name}{suffix}")) is not None:
-            return family
-    return _BY_NAME.get(name or "")
-
-
-def family_option(name: str) -> Family:
-    """The family a user named.
-
-    Raises:
-        BadOption: there is no such family; the message says which names come near.
-    """
-    family = _BY_NAME.get(name) or _BY_ARCHITECTURE.get(name)
-    if family is None:
-        near = difflib.get_close_matches(name, sorted({*_BY_NAME, *_BY_ARCHITECTURE}), n=3)
-        raise BadOption(
-            f"family {name!r} is not in the table",
-            hint=(f"Did you mean {' or '.join(near)}? " if near else "") + "`glu-probe ls families` lists them",
-        )
-    return family

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from ..errors import LayoutUnknown
 from .expert_names import ROUTING, SHARED, expert_counts, expert_number, expert_width
 from .expert_refusals import choices, refuse_read_identities, refuse_unmapped_experts, routers_of
-from .families import PLAIN
 from .family import Family, FusedOrder, Projections
 from .inventory import Inventory, norm_widths
+from .known_families import PLAIN
 from .matching import Matcher
 from .packed import refuse_packed
 from .places import BlockKey, Blocks, Leaves, Parameter, blocks_of, contents, pattern, tensor_index

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ..errors import LayoutUnknown
-from .families import FUSED_NAMES, GGUF_EXPERTS, GGUF_SEPARATE, REVERSIBLE_NAMES, UNAMBIGUOUS
 from .family import FUSED_ORDERS, Family, FusedOrder, Projections
 from .places import Leaves, is_attention
 from .source import TensorInfo
+from .tensor_names import FUSED_NAMES, GGUF_EXPERTS, GGUF_SEPARATE, REVERSIBLE_NAMES, UNAMBIGUOUS
 
 
 @dataclass(frozen=True)

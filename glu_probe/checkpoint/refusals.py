@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import IncompleteTriple, LayoutUnknown, NoGatedMLP
-from .families import PLAIN, find_family
 from .family import Projections
+from .known_families import PLAIN, find_family
 from .packed import is_of_activations
 from .places import BlockKey, Blocks, Leaves, is_attention, locate, pattern
 from .source import TensorInfo

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 from ..activations import Activation, activation
 from ..errors import BadOption
-from .families import GGUF_NORMS, enter, is_built_in
+from .families import GGUF_NORMS
 from .family import FUSED_ORDERS, STORAGES, ActivationRule, Family, FusedOrder, Norm, Part, Projections, Storage
+from .known_families import enter, is_built_in
 
 Names = tuple[str, str, str] | tuple[str, str]
 _NORM_KINDS = ("rms", "layer")

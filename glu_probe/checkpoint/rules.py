@@ -9,8 +9,9 @@ from typing import Any
 from ..activations import Activation, activation
 from ..errors import BadOption, LayoutUnknown, UnknownActivation
 from ..layer_rows import expert_group
-from .families import family_option, find_family, gguf_norm
+from .families import gguf_norm
 from .family import Family, FusedOrder, Norm, Place
+from .known_families import family_option, find_family
 from .places import numbers, pattern
 from .towers import is_main, part_of, text_part
 

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM
 
 import glu_probe as gp
-from glu_probe.checkpoint.families import FAMILIES, GGUF_NORMS, find_family
+from glu_probe.checkpoint.families import FAMILIES, GGUF_NORMS
 from glu_probe.checkpoint.family import Norm
+from glu_probe.checkpoint.known_families import find_family
 from glu_probe.checkpoint.rules import Config, Options, TowerRules, decide
 from glu_probe.errors import LayoutUnknown
 from glu_probe.neurons import GatedLayer

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import glu_probe as gp
-from glu_probe.checkpoint.families import FAMILIES, find_family
+from glu_probe.checkpoint.families import FAMILIES
+from glu_probe.checkpoint.known_families import find_family
 from glu_probe.errors import IncompleteTriple, LayoutUnknown, NoExpertsMapped, NoGatedMLP
 from glu_probe.testing import TrueMLP, write_tiny_checkpoint
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import glu_probe as gp
 from glu_probe.activations import Activation, limited
-from glu_probe.checkpoint import families
+from glu_probe.checkpoint import known_families
 from glu_probe.errors import BadOption, LayoutUnknown, NoExpertsMapped, UnknownActivation
 from glu_probe.testing import write_tiny_checkpoint
 
@@ -21,7 +21,7 @@ from ..support import llama_config, llama_tensors, write_checkpoint
 def forget(monkeypatch):
     """What a test registers is gone after it."""
     for table in ("_REGISTERED", "_BY_NAME", "_BY_ARCHITECTURE"):
-        monkeypatch.setattr(families, table, dict(getattr(families, table)))
+        monkeypatch.setattr(known_families, table, dict(getattr(known_families, table)))
 
 
 def of_a_newcomer(path, family: str, **options):
@@ -193,7 +193,7 @@ GOOD = {"projections": ("w1", "w3", "w2"), "act": "silu"}
 def test_what_is_refused(wrong, match):
     with pytest.raises(BadOption, match=match):
         gp.register_family("newcomer", **GOOD | wrong)
-    assert families.find_family("newcomer") is None
+    assert known_families.find_family("newcomer") is None
 
 
 def test_an_unknown_activation_is_refused():

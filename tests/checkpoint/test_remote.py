@@ -17,7 +17,7 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 import glu_probe as gp
-from glu_probe.checkpoint import families, remote, remote_tensors, retries
+from glu_probe.checkpoint import known_families, remote, remote_tensors, retries
 from glu_probe.checkpoint.hub import HubFiles
 from glu_probe.errors import FileChanged, HubUnavailable, NeedsDownload
 
@@ -184,7 +184,7 @@ def test_rows_that_two_factors_share_are_fetched_once(hub, tmp_path, monkeypatch
     directory = tmp_path / "local"
     if family == "conv1d":  # none in the table has gate and up in one matrix that is [in, out]
         for table in ("_REGISTERED", "_BY_NAME", "_BY_ARCHITECTURE"):
-            monkeypatch.setattr(families, table, dict(getattr(families, table)))
+            monkeypatch.setattr(known_families, table, dict(getattr(known_families, table)))
         names = {"projections": ("gate_up_proj", "down_proj"), "order": "gate-first", "stored": "columns"}
         gp.register_family("conv1d", **names, act="silu", norm="post_attention_layernorm")
         layout = {"family": "conv1d"}

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 import glu_probe as gp
-from glu_probe.checkpoint.families import all_families, find_family, gguf_norm
+from glu_probe.checkpoint.families import gguf_norm
+from glu_probe.checkpoint.known_families import all_families, find_family
 from glu_probe.errors import (
     BadOption,
     IncompleteTriple,
