@@ -21,7 +21,7 @@ from .checkpoint.sites import Site
 from .checkpoint.slabs import Slab
 from .checkpoint.source import TensorInfo
 from .layer_rows import BLOCK
-from .measures import gaussian, gram, nulls, output, sampling, spectra, tensor
+from .measures import arithmetic, gaussian, gram, nulls, output, sampling, spectra, tensor
 
 ROLES = ("gate", "up", "down")
 
@@ -36,12 +36,14 @@ class Shape:
         d_mlp, d_model: its sizes.
         function: whether its activation and the scale of its input are known, so that its output is sampled.
         homogeneous: whether S(cz) = c^n S(z), so that the Gaussian measures do not depend on the scale.
+        group: "dense", "routed" or "shared".
     """
 
     d_mlp: int
     d_model: int
     function: bool = True
     homogeneous: bool = False
+    group: str = "dense"
 
     @property
     def weights(self) -> int:
@@ -69,9 +71,14 @@ class Shape:
         return self.weights > sampling._SINGLE
 
     @property
+    def compiled(self) -> bool:
+        """Whether the compiled loops go over it, where there is a compiler."""
+        return self.weights >= arithmetic.WORTH_COMPILING
+
+    @property
     def ways(self) -> tuple[bool, ...]:
-        """Those four: with them, cost is in proportion to the number of neurons."""
-        return self.exact_spectra, self.iterated_spectra, self.exact_tensor, self.single
+        """Those five: with them, cost is in proportion to the number of neurons."""
+        return self.exact_spectra, self.iterated_spectra, self.exact_tensor, self.single, self.compiled
 
     @property
     def samples(self) -> int:

@@ -242,6 +242,7 @@ def test_products_are_those_that_are_counted(exact_spectra, exact_tensor, activa
     act = None if activation is None else gp.activation(activation)
     layer = gp.GatedLayer(drawn.query, drawn.key, drawn.value, act)
     in_place = {torch.ops.aten.baddbmm_: _products, torch.ops.aten.addmm_: _product}  # which the counter does not know
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # it counts what its own thread does
     with FlopCounterMode(display=False, custom_mapping=in_place) as counter:
         measure_layer(layer, samples=40)
     shape = Shape(d_mlp, 192, activation is not None, activation == "relu")

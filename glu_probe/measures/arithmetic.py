@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 Matrix = Float[Tensor, "rows width"]
-_WORTH_COMPILING = 4_000_000  # weights of a matrix
+WORTH_COMPILING = 4_000_000  # weights of a matrix
 
 
 @functools.cache
@@ -38,7 +38,7 @@ def compiled_loops(weights: int) -> Any:
 
     Loading them takes half a second, and compiling them, the first time on a machine, two.
     """
-    return _kernels() if weights >= _WORTH_COMPILING else None
+    return _kernels() if weights >= WORTH_COMPILING else None
 
 
 @functools.cache

@@ -11,12 +11,17 @@ from ..layer_rows import LayerRows
 from .products import RowProducts
 from .sampling import sampled
 
-_COST = 2_000_000_000  # sample x weight products spent on a layer by default
+_COST = 2_000_000_000  # sample x weight products spent on a dense layer by default
+_EXPERTS = 16  # among as many is that divided where there are routed ones, which a layer has dozens of
 
 
 def default_samples(layer: LayerRows) -> int:
-    """Number of Gaussian inputs for a layer of this size: as many as a fixed cost buys, 32 to 1024."""
-    return int(np.clip(_COST // (layer.d_mlp * layer.d_model), 32, 1024))
+    """Number of Gaussian inputs for a layer of this size: as many as a fixed cost buys, 32 to 1024.
+
+    A routed expert gets a sixteenth of it: there are dozens in a layer, and a figure of the layer is over all of them.
+    """
+    cost = _COST // _EXPERTS if layer.group == "routed" else _COST
+    return int(np.clip(cost // (layer.d_mlp * layer.d_model), 32, 1024))
 
 
 def inputs(layer: LayerRows, rng: np.random.Generator, samples: int) -> Float[Tensor, "sample d_model"]:

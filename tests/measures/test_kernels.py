@@ -23,7 +23,7 @@ STORED = [torch.bfloat16, torch.float16, torch.float32]
 @pytest.fixture
 def compiled(monkeypatch):
     """For matrices of any size."""
-    monkeypatch.setattr(arithmetic, "_WORTH_COMPILING", 0)
+    monkeypatch.setattr(arithmetic, "WORTH_COMPILING", 0)
 
 
 def matrix_of(dtype: torch.dtype, rows: int, width: int) -> torch.Tensor:
@@ -132,7 +132,7 @@ def test_gram_matrices_are_the_same_with_and_without(monkeypatch):
     layer = random_layer(d_mlp=300, d_model=50)
     factors = (layer.query, layer.key, layer.value)
     plain = GramMatrices(300, 50)(*factors)
-    monkeypatch.setattr(arithmetic, "_WORTH_COMPILING", 0)
+    monkeypatch.setattr(arithmetic, "WORTH_COMPILING", 0)
     monkeypatch.setattr(kernels, "row_grams", counted(kernels.row_grams))
     torch.testing.assert_close(GramMatrices(300, 50)(*factors), plain, rtol=1e-13, atol=1e-13)
     assert kernels.row_grams.calls == 1
@@ -173,7 +173,7 @@ def test_a_layer_measures_the_same_with_and_without(exact, monkeypatch):
     monkeypatch.setattr(spectra, "EXACT_FLOPS", 0)
     layer = random_layer(d_mlp=600, d_model=80)
     plain = gp.measure_layer(layer, exact=exact)
-    monkeypatch.setattr(arithmetic, "_WORTH_COMPILING", 0)
+    monkeypatch.setattr(arithmetic, "WORTH_COMPILING", 0)
     found = gp.measure_layer(layer, exact=exact)
     for name, value in plain.scalars.items():
         np.testing.assert_allclose(found.scalars[name], value, rtol=1e-5, atol=1e-7, err_msg=name)
@@ -191,7 +191,7 @@ def test_extremes_are_left_to_float64(compiled):
 
 
 def test_without_a_compiler_torch_does_it(monkeypatch):
-    monkeypatch.setattr(arithmetic, "_WORTH_COMPILING", 0)
+    monkeypatch.setattr(arithmetic, "WORTH_COMPILING", 0)
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
     arithmetic._kernels.cache_clear()
     try:

@@ -131,9 +131,14 @@ def test_sample_count_follows_cost():
     assert default_samples(random_layer()) == 1024
 
     class Large:
-        d_mlp, d_model = 14336, 4096
+        d_mlp, d_model, group = 14336, 4096, "dense"
 
     assert default_samples(Large()) == 34
+
+    class Expert:
+        d_mlp, d_model, group = 1024, 2048, "routed"
+
+    assert default_samples(Expert()) == 59  # a dense one would get 953
 
 
 @pytest.mark.parametrize("change", [
