@@ -36,7 +36,8 @@ def measured_rate(whole: Shape, workers: int = 1) -> float:
     act = activation("relu" if part.homogeneous else "silu") if part.function else None
     if act is not None:
         gaussian_table(act)  # made once a process
-    layer = StoredLayer(factors, act, expert={"routed": 0, "shared": "shared"}.get(part.group))
+    experts: dict[str, int | str] = {"routed": 0, "shared": "shared"}
+    layer = StoredLayer(factors, act, expert=experts.get(part.group))
     before, spent = torch.get_num_threads(), []
     torch.set_num_threads(share_of_cores(min(workers, cores())))
     try:

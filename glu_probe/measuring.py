@@ -147,7 +147,7 @@ def _first_pass(layer: LayerRows, found: SampledLayer) -> tuple[RowProducts, Sam
         products = RowProducts.of(grams[block])
         found.add(lane, block, factors, products, ~(padded(products) | non_finite(layer, products, block)))
 
-    in_lanes(add, layer.read_blocks())
+    in_lanes(add, layer.read_blocks(), found.lanes)
     return RowProducts.of(grams), found
 
 

@@ -24,26 +24,31 @@ LANES = 8
 Item = TypeVar("Item")
 
 
-def in_lanes(work: Callable[[int, Item], None], items: Iterable[Item]) -> None:
+def in_lanes(work: Callable[[int, Item], None], items: Iterable[Item], lanes: int = LANES) -> None:
     """work(lane, item) for each item, on as many cores as torch may use; items are taken as there is a core for them.
 
     Within `work` torch uses one core.
 
+    Args:
+        work: what is done.
+        items: to what.
+        lanes: how many there are, and so how many cores at most; fewer where each keeps a large sum.
+
     Raises:
         What `work` raises, of the first item for which it does; no work goes on then.
     """
-    threads = _threads()
+    threads = min(_threads(), lanes)
     if threads < 2:
         for number, item in enumerate(items):
-            work(number % LANES, item)
+            work(number % lanes, item)
         return
     pool, waiting = _pool(threads), deque[Future[None]]()
     # fewer than there are lanes, so that a lane's last item is done when its next one begins; one beyond the cores, so
     # that none of these waits for this thread
-    most = min(threads + 1, LANES) - 1
+    most = min(threads + 1, lanes) - 1
     try:
         for number, item in enumerate(items):
-            waiting.append(pool.submit(work, number % LANES, item))
+            waiting.append(pool.submit(work, number % lanes, item))
             if len(waiting) > most:
                 waiting.popleft().result()
         while waiting:

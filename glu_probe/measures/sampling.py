@@ -24,6 +24,7 @@ from .products import RowProducts
 
 _SINGLE = 8_000_000  # weights of one matrix beyond which float32 does: the sampling error is a thousand times larger
 _IN_RANGE = (1e-12, 1e12)  # squared norms between which products of three factors stay well within float32
+_SUMS = 6_000_000  # values that all lanes together may keep: a small layer has many samples
 _CANCELLED = 1e-9  # of the energy that the terms would have if they were orthogonal: below, rounding is what is left
 # The same, and the tensor asymmetry, below which bfloat16 would show.
 _COARSELY_CANCELLED, _COARSELY_SYMMETRIC = 0.1, 1e-3
@@ -38,37 +39,42 @@ class _Lane:
 
     Attributes:
         shape: of the outputs.
-        single, double: outputs of blocks in single and in double precision; 0 before the first.
+        single, double: outputs of blocks in single and in double precision; None before the first.
         outputs_apart, tensor_apart: energy of the outputs and of the tensor if neurons were orthogonal.
         rounded: whether bfloat16 was used.
         neurons: how many.
     """
 
     shape: tuple[int, int]
-    single: Tensor | float = 0.0
-    double: Tensor | float = 0.0
+    single: Tensor | None = None
+    double: Tensor | None = None
     outputs_apart: float = 0.0
     tensor_apart: float = 0.0
     rounded: bool = False
     neurons: int = 0
 
     def add(self, outputs: Tensor) -> None:
-        if outputs.dtype == torch.float64:
-            self.double = self.double + outputs
-        elif isinstance(self.single, Tensor):
-            self.single += outputs
+        """The share of a block, which may be kept and written to."""
+        if outputs.dtype == torch.float32:
+            self.single = outputs if self.single is None else self.single.add_(outputs)
         else:
-            self.single = outputs
+            self.double = outputs if self.double is None else self.double.add_(outputs)
 
-    @property
+    @functools.cached_property
     def outputs(self) -> Outputs:
-        return torch.zeros(self.shape, dtype=torch.float64) + self.double + self.single
+        """What all blocks gave, once everything is added."""
+        nothing = torch.zeros(self.shape, dtype=torch.float64) if self.double is None else self.double
+        return nothing if self.single is None else nothing + self.single
 
-    def joined(self, other: _Lane) -> _Lane:
-        return _Lane(
-            self.shape, 0.0, self.outputs + other.outputs, self.outputs_apart + other.outputs_apart,
-            self.tensor_apart + other.tensor_apart, self.rounded or other.rounded, self.neurons + other.neurons,
-        )  # fmt: skip
+    def join(self, other: _Lane) -> None:
+        """Take over another lane's sums."""
+        for part in (other.double, other.single):
+            if part is not None:
+                self.add(part.double())
+        self.outputs_apart += other.outputs_apart
+        self.tensor_apart += other.tensor_apart
+        self.rounded |= other.rounded
+        self.neurons += other.neurons
 
 
 class SampledLayer:
@@ -82,6 +88,9 @@ class SampledLayer:
         outputs: take F(x), the exchanged F and the rescaled F at the first so many inputs.
         pairs: take F(x, y) = sum_j (q_j.x)(k_j.y) v_j and F(y, x), x from the first so many inputs and y from the next.
         fine: never in bfloat16.
+
+    Attributes:
+        lanes: how many there are for `add`.
     """
 
     def __init__(
@@ -97,7 +106,9 @@ class SampledLayer:
         self._samples = outputs if layer.functional_note() is None else 0
         self._single = layer.d_mlp * layer.d_model > _SINGLE
         self._x = {torch.float64: x, torch.float32: self._narrowed(x.float())}
-        self._lanes = [_Lane((3 * self._samples + 2 * pairs, layer.d_model)) for _ in range(LANES)]
+        shape = (3 * self._samples + 2 * pairs, layer.d_model)
+        self.lanes = min(max(_SUMS // max(math.prod(shape), 1), 1), LANES)
+        self._lanes = [_Lane(shape) for _ in range(self.lanes)]
 
     def add(self, lane: int, block: slice, factors: Factors, products: RowProducts, usable: np.ndarray) -> None:
         """The share of a block of neurons.
@@ -149,7 +160,10 @@ class SampledLayer:
     @functools.cached_property
     def _total(self) -> _Lane:
         """All lanes together, once everything is added."""
-        return functools.reduce(_Lane.joined, self._lanes)
+        total = _Lane(self._lanes[0].shape)
+        for lane in self._lanes:
+            total.join(lane)
+        return total
 
     @property
     def neurons(self) -> int:
@@ -205,7 +219,7 @@ def sampled(
         factors = make()
         found.add(lane, block, factors, products.at(block), usable[block])
 
-    in_lanes(add, layer.read_blocks())
+    in_lanes(add, layer.read_blocks(), found.lanes)
     if found.too_coarse:
         return sampled(layer, x, products, usable, outputs=outputs, pairs=pairs, fine=True)
     return found
