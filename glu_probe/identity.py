@@ -106,12 +106,12 @@ def running_software() -> dict[str, str]:
     """Versions, and the instruction set, that could change a bit of a weight report."""
     import torch
 
-    from .measures.arithmetic import native_bfloat16
+    from .measures.arithmetic import compiler, native_bfloat16
 
     names = ("glu-probe", "torch", "numpy", "scipy", "gguf")
     versions = {name: importlib.metadata.version(name) for name in names}
     instructions = torch.backends.cpu.get_cpu_capability() + (", bfloat16" if native_bfloat16() else "")
-    return versions | {"instructions": instructions}
+    return versions | {"instructions": instructions, "numba": compiler() or "not used"}
 
 
 def text_software() -> dict[str, str]:

@@ -185,7 +185,7 @@ def software_versions() -> dict[str, str]:
     import platform
 
     versions = {"python": platform.python_version()}
-    for name in ("glu-probe", "torch", "numpy", "pandas", "gguf", "huggingface_hub"):
+    for name in ("glu-probe", "torch", "numpy", "numba", "pandas", "gguf", "huggingface_hub"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return versions

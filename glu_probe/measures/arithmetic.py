@@ -9,8 +9,10 @@ is no larger than what is rounded away; `sampling.sampled` looks out for that an
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import math
 import os
+import warnings
 from typing import Any
 
 import torch
@@ -41,13 +43,28 @@ def compiled_loops(weights: int) -> Any:
     return _kernels() if weights >= WORTH_COMPILING else None
 
 
-@functools.cache
-def _kernels() -> Any:
+def compiler() -> str | None:
+    """Version of what compiles them; None where they are not used, for want of it or by NUMBA_DISABLE_JIT=1."""
     if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):  # Python itself would run them
         return None
     try:
+        return importlib.metadata.version("numba")
+    except importlib.metadata.PackageNotFoundError:  # there is none for this Python or processor
+        return None
+
+
+@functools.cache
+def _kernels() -> Any:
+    if compiler() is None:
+        return None
+    try:
         from . import kernels
-    except ImportError:  # no numba for this Python or processor
+    except ImportError as error:  # each numba works with some versions of numpy only
+        warnings.warn(
+            f"numba cannot be imported, torch does what it would do, some three times slower: {error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
         return None
     return kernels
 

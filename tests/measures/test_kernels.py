@@ -201,6 +201,17 @@ def test_without_a_compiler_torch_does_it(monkeypatch):
         arithmetic._kernels.cache_clear()
 
 
+def test_a_compiler_that_cannot_be_loaded_is_said_and_done_without(monkeypatch):
+    monkeypatch.setitem(sys.modules, "glu_probe.measures.kernels", None)
+    monkeypatch.delattr("glu_probe.measures.kernels")
+    arithmetic._kernels.cache_clear()
+    try:
+        with pytest.warns(RuntimeWarning, match="numba cannot be imported"):
+            assert arithmetic.compiled_loops(10**9) is None
+    finally:
+        arithmetic._kernels.cache_clear()
+
+
 def test_small_models_do_not_load_the_compiler():
     """It takes as long to load as they take to measure."""
     code = (
