@@ -76,7 +76,7 @@ def _regime(comparison: Comparison) -> str:
         subset=["difference"]
     )
     if len(shares) > _NAMED + 2:
-        low, high = min(shares, key=shares.get), max(shares, key=shares.get)
+        low, high = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
         first, last = next(iter(shares)), list(shares)[-1]
         values = (
             f"{first} stands at {percent(shares[first])} and {last} at {percent(shares[last])}, the lowest is {low} "

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import IncompleteTriple, LayoutUnknown, NoGatedMLP
 from .families import PLAIN, find_family
-from .family import Projections
+from .family import Group, Projections
 from .packed import is_of_activations
 from .places import BlockKey, Blocks, Leaves, is_attention, locate, pattern
 from .source import TensorInfo
@@ -32,7 +32,7 @@ _WAYS_OUT = {
 
 
 def refuse_incomplete(
-    blocks: Blocks, matched: Mapping[tuple[str, tuple[str, ...], str | None], Projections], own: Sequence[Projections]
+    blocks: Blocks, matched: Mapping[tuple[str, tuple[str, ...], Group | None], Projections], own: Sequence[Projections]
 ) -> None:
     """An MLP that lacks a part: one its sisters in other layers have, or one that its names call for.
 

@@ -115,7 +115,7 @@ def angle_histogram(neurons: pd.DataFrame, *, model: str | None = None, ax: Axes
     logarithmic = _far_apart(together)
     low = max(together[together > 0].min(initial=180.0), _FLOOR) / 1.15
     high = max(together.max(), _FLOOR) * 1.15
-    bins = np.geomspace(low, high, 81) if logarithmic else np.linspace(0, high, 81)
+    bins = (np.geomspace(low, high, 81) if logarithmic else np.linspace(0, high, 81)).tolist()
     palette, middles = sns.color_palette("colorblind"), []
     for letter, (label, colour) in _FACTORS.items():
         shown = np.maximum(angles[letter], low * 1.01) if logarithmic else angles[letter]

@@ -7,14 +7,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..layer_rows import LayerRows
+from ..layer_rows import LayerRows, Sizes
 from .products import RowProducts
 from .sampling import sampled
 
 _COST = 2_000_000_000  # sample x weight products spent on a layer by default
 
 
-def default_samples(layer: LayerRows) -> int:
+def default_samples(layer: Sizes) -> int:
     """Number of Gaussian inputs for a layer of this size: as many as a fixed cost buys, 32 to 1024."""
     return int(np.clip(_COST // (layer.d_mlp * layer.d_model), 32, 1024))
 
