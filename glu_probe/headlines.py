@@ -230,7 +230,7 @@ def of_experts(neurons: pd.DataFrame) -> str:
     if column is None:
         return ""
     means = routed.groupby(["tower", "layer", "expert"], observed=True)[column].mean().dropna()
-    stacks = means.groupby(level=[0, 1])
+    stacks = means.groupby(level=[0, 1], observed=True)
     if stacks.size().max() < 2:
         return ""
     spread, middle = stacks.max() - stacks.min(), stacks.transform("median")

@@ -216,9 +216,9 @@ def _explained(rows: pd.DataFrame, base: str, model: str) -> str:
     """Whether rounding of both files, or of one, turns rows by as much."""
     if rows["rounding_angle_q"].isna().all():
         return ", and what rounding explains of that is not known"
-    measured = np.array([rows[f"angle_{letter}"].median() for letter in _FACTORS])
+    measured = np.array([rows[f"angle_{letter}"].dropna().median() for letter in _FACTORS])
     expected = {
-        side: np.array([rows[f"rounding_angle_{letter}{side}"].median() for letter in _FACTORS])
+        side: np.array([rows[f"rounding_angle_{letter}{side}"].dropna().median() for letter in _FACTORS])
         for side in ("", "_base", "_model")
     }
     if not measured.any():
