@@ -59,7 +59,8 @@ lock:  ## resolve the newest versions anew and pin them, with the CPU build of t
 	.venv-lock/bin/python -m pip install -q "pip>=25.1" setuptools
 	.venv-lock/bin/python -m pip install -q torch==2.13.0
 	.venv-lock/bin/python -m pip install -q --no-build-isolation -e . --group test --group docs --group types
-	.venv-lock/bin/python -m pip freeze --all --exclude-editable | grep -viE '^pip==' | sed 's/+cpu//' > requirements.lock
+	.venv-lock/bin/python -m pip freeze --all --exclude-editable | grep -viE '^pip==' | sed 's/+cpu//' | LC_ALL=C sort -f \
+		> requirements.lock
 	rm -r .venv-lock
 
 clean:
