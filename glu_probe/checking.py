@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .checkpoint.checkpoint import Checkpoint, open_checkpoint
-from .checkpoint.places import locate, pattern
+from .checkpoint.places import locate, located, pattern
 from .errors import BadOption
 from .layer_rows import expert_group
 from .neurons import GatedLayer
@@ -211,7 +211,7 @@ class _Reference:
         module = model.filled(path, self._own(mlp), self._reader(mlp), experts=mlp.experts)
         function = function_of(module, routed=bool(mlp.experts))
         row |= {"module": type(module).__name__, "fed_by": self._fed_by(model, path)}
-        precise = {"seed": self._seed, "double": 2 * need <= self._limit}
+        precise: dict[str, Any] = {"seed": self._seed, "double": 2 * need <= self._limit}
         norm = self._norm(mlp, model, row["fed_by"])
         rules = self._folded.rules(mlp.layer, mlp.expert, mlp.tower)
         if norm is not None and norm.startswith(f"{path}."):
@@ -239,7 +239,7 @@ class _Reference:
 
     def _beside(self, mlp: _MLP) -> list[str]:
         """All tensors of the MLP's layer."""
-        place = locate(mlp.tensors[0])
+        place = located(mlp.tensors[0])
         return self._layers[place.prefix, place.layer]
 
     @cached_property
@@ -253,23 +253,24 @@ class _Reference:
 
     def _own(self, mlp: _MLP) -> list[str]:
         """Tensors of the MLP's layer, without those of other experts."""
-        own = {locate(name).block for name in mlp.tensors}
+        own = {located(name).block for name in mlp.tensors}
         alike = {pattern(block) for block in own}
-        blocks = ((name, locate(name).block) for name in self._beside(mlp))
+        blocks = ((name, located(name).block) for name in self._beside(mlp))
         return [name for name, block in blocks if block in own or not mlp.experts or pattern(block) not in alike]
 
     def _reader(self, mlp: _MLP) -> Callable[[str], Tensor]:
         """Reads a tensor, or the expert's part of one that holds all experts."""
-        if not mlp.stacked:
+        expert, experts = mlp.expert, mlp.experts
+        if not mlp.stacked or not isinstance(expert, int):
             return self._read
-        source, blocks = self._folded.source, {locate(name).block for name in mlp.tensors}
+        source, blocks = self._folded.source, {located(name).block for name in mlp.tensors}
 
         def read(name: str) -> Tensor:
             shape = source.infos()[name].shape
-            if locate(name).block not in blocks or not shape or shape[0] % mlp.experts:
+            if located(name).block not in blocks or not shape or shape[0] % experts:
                 return self._read(name)
-            count = shape[0] // mlp.experts
-            return _widened(source.read(name, slice(mlp.expert * count, (mlp.expert + 1) * count)))
+            count = shape[0] // experts
+            return _widened(source.read(name, slice(expert * count, (expert + 1) * count)))
 
         return read
 

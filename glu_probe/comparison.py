@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -132,10 +133,10 @@ def _readings(layer: GatedLayer) -> Iterator[tuple[str, GatedLayer]]:
         yield "with gate and up exchanged", layer.exchange("raw")
         return
     yield "with gate and up exchanged (see --fused-layout)", layer.exchange("raw")
-    rows, biases = [layer.query, layer.key], [layer.query_bias, layer.key_bias]
-    bare = biases[0] is None or biases[1] is None
-    halves = torch.cat(rows), None if bare else torch.cat(biases)
-    in_turns = torch.stack(rows, 1).flatten(0, 1), None if bare else torch.stack(biases, 1).flatten()
+    rows = [layer.query, layer.key]
+    biases = None if layer.query_bias is None or layer.key_bias is None else [layer.query_bias, layer.key_bias]
+    halves = torch.cat(rows), None if biases is None else torch.cat(biases)
+    in_turns = torch.stack(rows, 1).flatten(0, 1), None if biases is None else torch.stack(biases, 1).flatten()
     for (both, bias), cut, order in (
         (halves, lambda t: (t[0::2], t[1::2]), "interleaved"),
         (in_turns, lambda t: t.chunk(2), "gate-first"),
@@ -149,7 +150,8 @@ def _readings(layer: GatedLayer) -> Iterator[tuple[str, GatedLayer]]:
 
 def _cast(layer: GatedLayer, dtype: torch.dtype) -> GatedLayer:
     tensors = {f.name: value for f in fields(layer) if isinstance(value := getattr(layer, f.name), Tensor)}
-    return replace(layer, **{name: tensor.to(dtype) for name, tensor in tensors.items()})
+    changed: dict[str, Any] = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    return replace(layer, **changed)
 
 
 def _error(found: Tensor, expected: Tensor) -> float:

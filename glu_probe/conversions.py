@@ -13,6 +13,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor
 
+from .activations import Activation
 from .errors import BadOption, ShapeMismatch
 from .forms import BilinearAttentionMLP, GatedMLP, GlobalQueryMLP, MLPForm, RankOneBilinearMLP, StandardMLP
 from .neurons import GatedLayer

@@ -44,7 +44,7 @@ class Backend:
         BadOption: they do not fit each other.
     """
 
-    name: BackendName = "serial"
+    name: str = "serial"
     workers: int | None = None
     address: str | None = None
 

@@ -84,9 +84,8 @@ def _tensors(projections: Projections) -> str:
 
 
 def _order(projections: Projections) -> str:
-    return {"gate-first": "gate first", "up-first": "up first", "interleaved": "gate and up take turns"}[
-        projections.fused
-    ]
+    orders = {"gate-first": "gate first", "up-first": "up first", "interleaved": "gate and up take turns"}
+    return "" if projections.fused is None else orders[projections.fused]
 
 
 def _activation(rule: ActivationRule) -> str:
@@ -137,7 +136,7 @@ def _missing(family: Family) -> Iterator[str]:
 
 def _sentence(function: Callable) -> str:
     """What a function's description says, as part of a sentence."""
-    return inspect.getdoc(function).splitlines()[0].rstrip(".")
+    return (inspect.getdoc(function) or "").partition("\n")[0].rstrip(".")
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -20,10 +20,11 @@ def feeds(model: nn.Module, paths: Iterable[str]) -> dict[str, str | None]:
     are left out. The model runs without numbers, so this costs no memory; the MLPs themselves are skipped.
     """
     producers: dict[int, str] = {}
-    kept, found = [], {}  # tensors are kept so that no two have one identity
+    kept: list[Tensor] = []  # so that no two have one identity
+    found: dict[str, str | None] = {}
 
-    def remember(path):
-        def hook(module, args, out):
+    def remember(path: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, out: Any) -> None:
             out = out[0] if isinstance(out, (tuple, list)) and out else out
             if isinstance(out, Tensor):
                 kept.append(_root(out))
@@ -31,8 +32,8 @@ def feeds(model: nn.Module, paths: Iterable[str]) -> dict[str, str | None]:
 
         return hook
 
-    def skip(path):
-        def forward(*args, **kwargs):
+    def skip(path: str) -> Callable[..., Tensor]:
+        def forward(*args: Any, **kwargs: Any) -> Tensor:
             x = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
             if path in wanted:
                 found.setdefault(path, producers.get(id(_root(x))))
@@ -66,7 +67,8 @@ def feeds(model: nn.Module, paths: Iterable[str]) -> dict[str, str | None]:
 
 def _inputs(model: nn.Module) -> dict[str, Any]:
     """Something to run the model on: a few tokens, or for towers without text a picture or a sound."""
-    config, main = model.config, model.main_input_name
+    config: Any = model.config
+    main = str(model.main_input_name)
     tokens = torch.zeros(1, _TOKENS, dtype=torch.long, device="meta")
     inputs: dict[str, Any] = {"input_ids": tokens}
     if main == "pixel_values":
@@ -97,7 +99,9 @@ class _Nothing(TorchFunctionMode):
         Tensor.__index__: 0,
     }
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         """Answer, or do what was asked for."""
         if func in self.ANSWERS and args[0].is_meta:
             return self.ANSWERS[func]

@@ -132,12 +132,12 @@ def statistics(values: np.ndarray, weights: np.ndarray) -> dict[str, float]:
     }
 
 
-def layer_row(model: str, results: Sequence[LayerResult]) -> dict[str, object]:
+def layer_row(model: str, results: Sequence[LayerResult]) -> dict[str, Any]:
     """The row of one layer and expert group."""
     first = results[0]
     neurons = {name: np.concatenate([r.neurons[name] for r in results]) for name in (*NEURON_MEASURES, "io_class")}
     flags = {name: np.concatenate([r.flags[name] for r in results]) for name in FLAGS}
-    row: dict[str, object] = {
+    row: dict[str, Any] = {
         "model": model,
         "tower": first.tower,
         "layer": first.layer,
@@ -244,10 +244,12 @@ def layer_frame(rows: Sequence[dict[str, object]]) -> pd.DataFrame:
 def class_rows(model: str, results: Sequence[LayerResult]) -> pd.DataFrame:
     """Fractions of the input-output classes over the threshold sweep, for one layer and expert group."""
     first = results[0]
-    cosines = [np.concatenate([r.neurons[n] for r in results]) for n in ("abs_cos_qk", "cos_kv", "cos_qv")]
+    abs_cos_qk, cos_kv, cos_qv = (
+        np.concatenate([r.neurons[n] for r in results]) for n in ("abs_cos_qk", "cos_kv", "cos_qv")
+    )
     parts = []
     for threshold in IO_SWEEP:
-        classes = io_class(*cosines, threshold=threshold)
+        classes = io_class(abs_cos_qk, cos_kv, cos_qv, threshold)
         known = classes >= 0
         counts = np.bincount(classes[known], minlength=len(IO_CLASSES))
         parts.append(

@@ -108,7 +108,8 @@ def along_the_depth(layers: pd.DataFrame) -> str:
     """Where the layers change from first to last, and by how much; of the largest stack."""
     tower = layers["tower"].astype(str).mode().iloc[0]
     start = f"Along the depth{f' of {tower}' if layers['tower'].nunique() > 1 else ''}"
-    known, steady = layers[layers["tower"].astype(str) == tower], []
+    known = layers[layers["tower"].astype(str) == tower]
+    steady: list[str] = []
     for column, words, form, differs in _COURSES:
         values = _by_layer(known, column)
         if len(values) < 2:
@@ -229,7 +230,7 @@ def of_experts(neurons: pd.DataFrame) -> str:
     if column is None:
         return ""
     means = routed.groupby(["tower", "layer", "expert"], observed=True)[column].mean().dropna()
-    stacks = means.groupby(level=[0, 1])
+    stacks = means.groupby(level=[0, 1], observed=True)
     if stacks.size().max() < 2:
         return ""
     spread, middle = stacks.max() - stacks.min(), stacks.transform("median")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from jaxtyping import Float
@@ -69,6 +69,29 @@ class Fold:
 
     def _centred(self, vectors: Tensor) -> Tensor:
         return vectors - vectors.mean(0) if self.centred else vectors
+
+
+class Sizes(Protocol):
+    """Whatever has the sizes of an MLP."""
+
+    @property
+    def d_mlp(self) -> int:
+        """Number of neurons."""
+        ...
+
+    @property
+    def d_model(self) -> int:
+        """Width of the residual stream."""
+        ...
+
+
+class Sampled(Sizes, Protocol):
+    """What also belongs to a group: "dense", "routed" or "shared"."""
+
+    @property
+    def group(self) -> str:
+        """The group."""
+        ...
 
 
 class LayerRows:

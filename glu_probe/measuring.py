@@ -17,7 +17,7 @@ from .checkpoint.memory import Room, Workspace, fresh, give_back
 from .checkpoint.sites import Site
 from .checkpoint.stored import StoredLayer
 from .frames import LayerResult
-from .layer_rows import BLOCK, Factors, LayerRows
+from .layer_rows import BLOCK, ROLES, Factors, LayerRows
 from .measures import tensor
 from .measures.lanes import in_lanes, only_lanes
 from .measures.neuron import flags as neuron_flags
@@ -175,7 +175,7 @@ def _holding(layer: StoredLayer, bad: np.ndarray) -> list[str]:
     which = torch.from_numpy(bad)
     roles = [
         tensor
-        for tensor, role in (("gate", "query"), ("up", "key"), ("down", "value"))
+        for tensor, role in zip(("gate", "up", "down"), ROLES, strict=True)
         if not all(layer.rows(role, part).isfinite().all() for part in which.split(BLOCK))
     ]
     biases = (("gate_bias", layer.query_bias), ("up_bias", layer.key_bias))

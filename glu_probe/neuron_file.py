@@ -44,6 +44,7 @@ def common_dtypes(frames: Iterable[pd.DataFrame]) -> dict[str, object]:
 
 def _common(one: object, other: object) -> object:
     if isinstance(one, pd.CategoricalDtype):
+        assert isinstance(other, pd.CategoricalDtype)  # a column is of one kind in all frames
         return pd.CategoricalDtype(one.categories.append(other.categories.difference(one.categories, sort=False)))
     if isinstance(one, np.dtype) and isinstance(other, np.dtype):
         return np.promote_types(one, other)

@@ -219,7 +219,7 @@ def _read(path: Path) -> Any:
 
 def _leaves(facts: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     """Nested facts by names of several words."""
-    out = {}
+    out: dict[str, Any] = {}
     for name, value in facts.items():
         out |= _leaves(value, f"{above}{name} ") if isinstance(value, Mapping) else {f"{above}{name}": value}
     return out

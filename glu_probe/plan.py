@@ -238,8 +238,9 @@ def _kinds(checkpoint: Checkpoint, bound: int, workers: int) -> tuple[tuple[Kind
     for site, once in zip(checkpoint.sites, sizes, strict=True):
         rules = checkpoint.rules_of(site)
         act = rules.activation
-        known = act is not None and act.up is None and rules.note is None
-        shape = Shape(site.d_mlp, site.d_model, known, known and act.degree is not None, site.group)
+        functional = act if act is not None and act.up is None and rules.note is None else None
+        homogeneous = functional is not None and functional.degree is not None
+        shape = Shape(site.d_mlp, site.d_model, functional is not None, homogeneous, site.group)
         held_bytes = site.held_bytes(infos)
         stacked = site.slabs["gate"].expert is not None
         held = held_bytes <= int(_HELD * bound) or stacked

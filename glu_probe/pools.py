@@ -6,6 +6,7 @@ Each is a pool that takes jobs and gives futures of `concurrent.futures`.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -185,7 +186,7 @@ class RayCluster:
         self._ray, self._own = ray, not ray.is_initialized()
         if self._own:
             try:
-                ray.init(address=address or "auto", log_to_driver=False, logging_level="error")
+                ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, ValueError, RuntimeError, OSError) as error:
                 raise unreachable("Ray", address or "this machine", error) from None
         elif address not in (None, "auto", ray.get_runtime_context().gcs_address):

@@ -12,16 +12,22 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from .feeds import feeds
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 class NotComparable(Exception):
     """Why there is no module to compare with."""
+
+
+Build = Callable[[], "PreTrainedModel"]
 
 
 class ReferenceModels:
@@ -30,7 +36,7 @@ class ReferenceModels:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = config
         self._built: list[ReferenceModel] = []
-        self._unbuilt: Iterator[type] | None = None
+        self._unbuilt: Iterator[Build] | None = None
         self._trouble: str | None = None
 
     def find(self, names: Sequence[str]) -> tuple[ReferenceModel, str]:
@@ -41,8 +47,9 @@ class ReferenceModels:
         """
         for model in self._models():
             keys = [model.key(name) for name in names]
-            if None not in keys:
-                return model, _common([key.rpartition(".")[0] for key in keys])
+            known = [key for key in keys if key is not None]
+            if len(known) == len(keys):
+                return model, _common([key.rpartition(".")[0] for key in known])
         if not self._built:
             raise NotComparable(self._trouble)
         raise NotComparable(f"no parameter of {self._built[0].name} is loaded from {names[0]}")
@@ -62,7 +69,7 @@ class ReferenceModels:
             self._built.append(model)
             yield model
 
-    def _classes(self) -> Iterator[Callable[[], nn.Module]]:
+    def _classes(self) -> Iterator[Build]:
         """Constructors, the class that the config names first."""
         try:
             import transformers
@@ -70,33 +77,36 @@ class ReferenceModels:
             self._trouble = "transformers is not installed: `pip install transformers`"
             return
         model_type = self._config.get("model_type")
-        if model_type not in transformers.CONFIG_MAPPING:
+        if model_type is None or model_type not in transformers.CONFIG_MAPPING:
             own = "; the code that the repository brings along is never run" if "auto_map" in self._config else ""
-            named = f"has no model_type {model_type!r}" if model_type else "cannot tell the model without a model_type"
-            self._trouble = f"transformers {transformers.__version__} {named}{own}"
+            says = f"has no model_type {model_type!r}" if model_type else "cannot tell the model without a model_type"
+            self._trouble = f"transformers {transformers.__version__} {says}{own}"
             return
         # the weights arrive decoded, and no name in the config may lead to foreign code
         values = {k: v for k, v in self._config.items() if k not in ("auto_map", "quantization_config")}
         values = transformers.PreTrainedConfig._decode_special_floats(values)
-        how = {"dtype": torch.float32, "attn_implementation": "eager", "experts_implementation": "eager"}
+        how: dict[str, Any] = {
+            "dtype": torch.float32, "attn_implementation": "eager", "experts_implementation": "eager",
+        }  # fmt: skip
+        kind = transformers.CONFIG_MAPPING[model_type]
 
-        def config() -> Any:
-            return transformers.CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(values))
+        def build(construct: Callable[..., PreTrainedModel], **options: Any) -> Build:
+            return lambda: construct(kind.from_dict(copy.deepcopy(values)), **how, **options)
 
         for name in self._config.get("architectures") or ():
             named = getattr(transformers, str(name), None)
             if isinstance(named, type) and issubclass(named, transformers.PreTrainedModel):
-                yield lambda cls=named: cls._from_config(config(), **how)
+                yield build(named._from_config)
         self._trouble = f"transformers {transformers.__version__} has no model for a config of {model_type!r} alone"
         for auto in (transformers.AutoModelForCausalLM, transformers.AutoModel):
-            if transformers.CONFIG_MAPPING[model_type] in auto._model_mapping:
-                yield lambda auto=auto: auto.from_config(config(), trust_remote_code=False, **how)
+            if kind in auto._model_mapping:
+                yield build(auto.from_config, trust_remote_code=False)
 
 
 class ReferenceModel:
     """A model of transformers without weights, and its loader's translation of names and layouts."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightConverter, WeightRenaming
 
@@ -140,7 +150,8 @@ class ReferenceModel:
         """
         from transformers.core_model_loading import dot_natural_key
 
-        prefix, made = f"{path}.", {}
+        prefix = f"{path}."
+        made: dict[str, list[tuple[str, str | None]]] = {}
         for name in sorted(names, key=dot_natural_key):
             key, pattern = self._translated(name)
             if key is not None and key.startswith(prefix):
@@ -156,13 +167,16 @@ class ReferenceModel:
             raise NotComparable(f"{prefix}{missing[0]} of {self.name} is not in the file")
         return module
 
-    def _converted(self, key: str, parts: list[tuple[str, str | None]], read, alone: bool) -> dict[str, Tensor]:
+    def _converted(
+        self, key: str, parts: list[tuple[str, str | None]], read: Callable[[str], Tensor], alone: bool
+    ) -> dict[str, Tensor]:
         """The parameters that a group of tensors becomes."""
         if parts[0][1] is None:
             return {key: read(parts[0][0])}
         template = next(c for c in self._converters if parts[0][1] in c.source_patterns)
-        converter = copy.deepcopy(template)
+        converter: Any = copy.deepcopy(template)  # it takes tensors as well as futures of them
         for name, pattern in parts:
+            assert pattern is not None  # what one converter takes has patterns throughout
             converter.add_tensor(key, name, pattern, read(name))
         model = _OneExpert(self._model) if alone else self._model
         try:

@@ -52,7 +52,7 @@ class Report:
 
     layers: pd.DataFrame
     neurons: pd.DataFrame = _ReadWhenUsed()
-    classes: pd.DataFrame
+    classes: pd.DataFrame  # type: ignore[misc]  # `neurons` has no default: its descriptor refuses to give one
     provenance: dict[str, Any] = field(default_factory=dict)
     contexts: pd.DataFrame | None = None
 

@@ -129,7 +129,8 @@ class _Writer:
 
     def __init__(self, d_model: int, d_mlp: int, experts: int, layers: int, generator: torch.Generator) -> None:
         self.sizes = {"D": d_model, "F": d_mlp, "E": experts, "L": layers}
-        self.generator, self.tensors = generator, {}
+        self.generator = generator
+        self.tensors: dict[str, Tensor] = {}
 
     def draw(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self.generator) * shape[-1] ** -0.5
@@ -151,8 +152,9 @@ class _Writer:
                     norms[norm] = self.norm(f"{stack.prefix}.{layer}.{norm.name}", norm)
                 gain, shift = norms[norm] if norm is not None else (None, None)
                 is_expert = part.expert == "routed"
-                fits = storage is not None and (storage in ("linear", "conv1d")) != is_expert
-                changed = _reordered(replace(part, storage=storage if fits else part.storage), order)
+                if storage is not None and (storage in ("linear", "conv1d")) != is_expert:
+                    part = replace(part, storage=storage)
+                changed = _reordered(part, order)
                 for mlp in self.mlps(f"{stack.prefix}.{layer}.{part.block}".rstrip("."), changed):
                     yield replace(
                         mlp, layer=layer, tower=stack.tower, gain=gain, shift=shift, centred=bool(norm and norm.centred)
@@ -181,9 +183,11 @@ class _Writer:
             factors = self.draw(d_mlp, d_model), self.draw(d_mlp, d_model), self.draw(d_mlp, d_model)
             names = part.names if len(part.names) == 3 else (part.names[0], *part.names)
             own = f"{stem}.{number}" if part.storage == "one by one" else stem
-            full = tuple(f"{own}.{name}{part.ending}" for name in names)
+            gate, up, down = (f"{own}.{name}{part.ending}" for name in names)
             label = number if many else part.expert
-            drawn.append(TrueMLP(0, label, "", *factors, inner[0], inner[1], outer, None, None, False, full))
+            drawn.append(
+                TrueMLP(0, label, "", *factors, inner[0], inner[1], outer, None, None, False, (gate, up, down))
+            )
         written = [self.layout(part, mlp) for mlp in drawn]
         for role in ("gate", "up", "down", "gate_bias", "up_bias", "down_bias"):
             parts = [one[role] for one in written if role in one]
@@ -210,7 +214,7 @@ class _Writer:
             out = {role: matrix.T for role, matrix in out.items()}
         if part.storage == "row-stacked":
             out["down"] = mlp.value
-        if mlp.query_bias is not None:
+        if mlp.query_bias is not None and mlp.key_bias is not None:
             both = part.order != "separate"
             out["gate_bias"] = _together(mlp.query_bias, mlp.key_bias, part.order) if both else mlp.query_bias
             if not both:

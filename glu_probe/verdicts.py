@@ -5,8 +5,11 @@ Every function takes the row of a `Check` that the MLP has, and fills in what it
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+
+from torch import Tensor, nn
 
 from .activations import Activation
 from .checkpoint.places import locate
@@ -15,8 +18,19 @@ from .comparison import compare, input_of, normalised, stream_of
 from .neurons import GatedLayer
 from .reference_model import function_of
 
+Function = Callable[[Tensor], Tensor]
 
-def compare_alone(row, layer: GatedLayer, rules: MLPRules, module, function, seed, double) -> Activation:
+
+def compare_alone(
+    row: dict[str, Any],
+    layer: GatedLayer,
+    rules: MLPRules,
+    module: nn.Module,
+    function: Function,
+    *,
+    seed: int,
+    double: bool,
+) -> Activation | None:
     """The MLP on its own input."""
     x = input_of(layer, seed)
     found = compare(layer, x, [module], function, double=double)
@@ -42,7 +56,7 @@ def compare_alone(row, layer: GatedLayer, rules: MLPRules, module, function, see
 
 def is_rightly_fed(row: dict[str, Any], rules: MLPRules, norm: str | None) -> bool:
     """Whether a norm was folded in, and as far as can be seen the one that the model's MLP reads."""
-    fed_by, claimed = row["fed_by"], rules.norm is not None
+    fed_by, folded, claimed = row["fed_by"], rules.norm, rules.norm is not None
     if not rules.known:
         fed = f"; the model feeds it from {_within(fed_by)}" if fed_by else ""
         row["reason"] = _join(row["reason"], f"the norm in front is not known to glu-probe and was not compared{fed}")
@@ -55,17 +69,20 @@ def is_rightly_fed(row: dict[str, Any], rules: MLPRules, norm: str | None) -> bo
             f"in the model the MLP reads the output of {_within(fed_by)}, which is not folded in (another --family?)"
         )
         row |= {"verdict": "mismatch", "reason": reads}
-    elif claimed and fed_by != norm:
+    elif folded is not None and fed_by != norm:
         reads = f"the output of {_within(fed_by)}" if fed_by else "no module's output but the residual stream"
-        folded = f"the norm folded in is {_within(norm) if norm else rules.norm.words}"
         row |= {
             "verdict": "mismatch",
-            "reason": f"in the model the MLP reads {reads}, but {folded} (another --family?)",
+            "reason": f"in the model the MLP reads {reads}, but the norm folded in is "
+            f"{_within(norm) if norm else folded.words} (another --family?)",
         }
     return claimed and row["verdict"] == "reproduced"
 
 
-def compare_behind_norm(row, layer, rules, activation, norm, norm_module, module, function, seed, double) -> None:
+def compare_behind_norm(
+    row: dict[str, Any], layer: GatedLayer, rules: MLPRules, activation: Activation | None, norm: str,
+    norm_module: nn.Module, module: nn.Module, function: Function, *, seed: int, double: bool,
+) -> None:  # fmt: skip
     """The MLP behind its norm, on a residual stream."""
     h, apply = stream_of(layer, seed), function_of(norm_module, routed=False)
     x = normalised(h, centred=_is_centred(rules))
@@ -80,7 +97,16 @@ def compare_behind_norm(row, layer, rules, activation, norm, norm_module, module
         row |= {"verdict": "mismatch", "reason": f"behind its norm the factors differ: {where} is not {layer.norm}"}
 
 
-def compare_with_norm_inside(row, layer: GatedLayer, rules: MLPRules, module, function, seed, double) -> None:
+def compare_with_norm_inside(
+    row: dict[str, Any],
+    layer: GatedLayer,
+    rules: MLPRules,
+    module: nn.Module,
+    function: Function,
+    *,
+    seed: int,
+    double: bool,
+) -> None:
     """An MLP whose module begins with its norm: there is no comparison without it."""
     h = stream_of(layer, seed)
     x = normalised(h, centred=_is_centred(rules))

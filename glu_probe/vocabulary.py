@@ -82,6 +82,7 @@ def read_tokens(
     directions = _directions(checkpoint, site, layer, neuron, missing)
     reads = [factor for factor in ("query", "key") if factor in directions]
     if reads:
+        assert ends.embedding is not None  # or there were a reason against it
         cosines = vocabulary_cosines(
             checkpoint.source, ends.embedding, torch.stack([directions[f] for f in reads]), centred=ends.centred
         )
@@ -92,6 +93,8 @@ def read_tokens(
         for factor, row in zip(reads, cosines, strict=True):
             rows += _ranked(factor, row, strings, layer.d_model, count)
     if "value" in directions:
+        assert ends.unembedding is not None
+        assert ends.norm is not None
         gain = None
         if ends.norm_tensor is not None and ends.norm.weight != "none":
             gain = read_gain(checkpoint.source, ends.norm_tensor, ends.norm, torch.float64)
@@ -162,7 +165,7 @@ def _faults(checkpoint: Checkpoint, site: Site) -> dict[str, str]:
         reads = "the norm in front of the MLP is not folded in, and its gain belongs to q and k"
     faults = {"query": reads, "key": reads, "value": ends.no_unembedding}
     for name, factors in ((ends.embedding, ("query", "key")), (ends.unembedding, ("value",))):
-        info = checkpoint.source.infos().get(name)
+        info = None if name is None else checkpoint.source.infos().get(name)
         if info is not None and info.fault is not None:
             faults |= dict.fromkeys(factors, info.fault.what)
     return {factor: reason for factor, reason in faults.items() if reason}
@@ -173,7 +176,7 @@ def _directions(
 ) -> dict[str, Tensor]:
     """Factor to its direction in the stream, those that have one; reasons for the others go to `missing`."""
     query, key, value = (matrix[neuron].double() for matrix in (layer.query, layer.key, layer.value))
-    constant = 0.0
+    constant = torch.zeros(())
     if layer.query_bias is not None and layer.key_bias is not None:
         constant = layer.query_bias[neuron].double() * layer.key_bias[neuron].double()
     if sign_is_free(layer) and query @ key + constant < 0:

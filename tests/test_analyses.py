@@ -201,8 +201,8 @@ def test_a_prediction_that_is_borne_out_and_neurons_that_break_it(on_text):
 
     off = exact.copy()
     chosen = (off["neuron"] == 5) & (off["layer"] == 1)
-    off.loc[chosen, gaussian_or_text.TEXT] = 0.9
-    off.loc[chosen, gaussian_or_text.ERROR] = 0.01
+    off.loc[chosen, gaussian_or_text.TEXT] = np.float32(0.9)
+    off.loc[chosen, gaussian_or_text.ERROR] = np.float32(0.01)
     again = gaussian_or_text.with_predictions(gp.Report(on_text.layers, off, on_text.classes, on_text.provenance))
     [worst] = gaussian_or_text.breakers(again).itertuples()
     assert (worst.layer, worst.neuron) == (1, 5)

@@ -13,7 +13,7 @@ from ..layer_rows import expert_group
 from .members import Member
 
 Align = Literal["layer", "depth"]
-ALIGNMENTS = ("layer", "depth")
+ALIGNMENTS: tuple[Align, ...] = ("layer", "depth")
 
 
 def alignment(members: Sequence[Member], wanted: str | None) -> Align:
@@ -22,13 +22,14 @@ def alignment(members: Sequence[Member], wanted: str | None) -> Align:
     Raises:
         BadOption: there is no such alignment, or the depth of a model is not known.
     """
-    if wanted is not None and wanted not in ALIGNMENTS:
+    known = next((one for one in ALIGNMENTS if one == wanted), None)
+    if wanted is not None and known is None:
         raise BadOption(f"align is {wanted!r}", hint='Use "layer", "depth" or nothing for a choice by the models')
-    depths = {}
+    depths: dict[str, set[int]] = {}
     for member in members:
         for tower, last in member.last_layer.items():
             depths.setdefault(tower, set()).add(last)
-    chosen = wanted or ("layer" if all(len(found) == 1 for found in depths.values()) else "depth")
+    chosen = known or ("layer" if all(len(found) == 1 for found in depths.values()) else "depth")
     partial = [member.name for member in members if not member.whole]
     if chosen == "depth" and partial:
         raise BadOption(

@@ -100,8 +100,8 @@ def _methods(one: dict[str, Any], two: dict[str, Any], pair: str) -> list[Obstac
                 f"{ways[0]} and {ways[1]}",
                 f"{name.replace('_', ' ')} of {pair} were found in different ways ({ways[0]}; {ways[1]})", touched, False,
             ))  # fmt: skip
-    drawn = [(facts.get("samples"), facts.get("seed")) for facts in (one, two)]
-    if drawn[0] != drawn[1] and all(each[0] for each in drawn):
+    drawn = [(facts.get("samples") or (), facts.get("seed")) for facts in (one, two)]
+    if drawn[0] != drawn[1] and all(samples for samples, _ in drawn):
         words = " and ".join(f"{', '.join(map(str, samples))} (seed {seed})" for samples, seed in drawn)
         out.append(Obstacle(
             "other samples", f"output measures of {pair} come from different Gaussian samples: {words}",
@@ -126,7 +126,7 @@ def _versions(one: dict[str, Any], two: dict[str, Any], pair: str) -> list[Obsta
 
 
 def _texts(one: dict[str, Any], two: dict[str, Any], pair: str) -> list[Obstacle]:
-    texts = [facts.get("text") for facts in (one, two)]
+    texts = [facts.get("text") or {} for facts in (one, two)]
     if not all(texts):
         return []
     said = [{key: value for key, value in text.items() if key not in _OF_THE_RUN} for text in texts]

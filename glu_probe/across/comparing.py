@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -82,7 +83,7 @@ def compare(
             continue
         roundings[index], errors[index], storage = rounding_sensitivity(
             member, sites[index], seed=seed, samples=samples, exact=exact,
-            progress=lambda steps, name=member.name: progress(f"{name}, rounding", steps),
+            progress=partial(progress, f"{member.name}, rounding"),
         )  # fmt: skip
         if storage.unknown:
             notes.append(

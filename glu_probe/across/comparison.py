@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ class Comparison:
                 frame = getattr(self, name)
                 write_atomically(directory / f"{name}.parquet", frame.to_parquet)
                 if len(frame) <= _SMALL:
-                    write_atomically(directory / f"{name}.csv", lambda path, f=frame: f.to_csv(path, index=False))
+                    write_atomically(directory / f"{name}.csv", partial(frame.to_csv, index=False))
                 else:  # of another run that was saved here
                     (directory / f"{name}.csv").unlink(missing_ok=True)
             write_text(directory / "provenance.json", json.dumps(self.provenance, indent=2, allow_nan=False) + "\n")
@@ -149,14 +150,14 @@ class Comparison:
         """
         directory = Path(directory)
         try:
-            frames = [pd.read_parquet(directory / f"{name}.parquet") for name in _FRAMES]
+            frames = {name: pd.read_parquet(directory / f"{name}.parquet") for name in _FRAMES}
             provenance = json.loads((directory / "provenance.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise NoReport(
                 f"there is no complete comparison here ({cause(error)})", where=directory,
                 hint="Make one with `glu-probe compare MODEL MODEL -o DIR`",
             ) from None  # fmt: skip
-        return cls(*frames, provenance)
+        return cls(**frames, provenance=provenance)
 
 
 def is_saved_comparison(directory: str | os.PathLike) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -87,7 +87,7 @@ def difference_frame(
     members: Sequence[Member],
     roundings: Sequence[pd.DataFrame | None],
     align: Align,
-    obstacles: dict[str, Sequence[Obstacle]],
+    obstacles: Mapping[str, Sequence[Obstacle]],
 ) -> pd.DataFrame:
     """Every model against the first, place by place and measure by measure.
 
@@ -166,7 +166,7 @@ def _pair(both: pd.DataFrame, obstacles: Sequence[Obstacle]) -> pd.DataFrame:
     threshold = _TIMES_ROUNDING * rounding + _STANDARD_ERRORS * error.fillna(0.0) + _FLOAT32 * size
     beyond = pd.array(difference.abs() > threshold, dtype="boolean")
     beyond[(rounding.isna() | difference.isna() | ~comparable | gauge).to_numpy()] = pd.NA
-    kind = np.where(np.isnan(effect), None, np.where(level == "neuron", "d", "z"))
+    kind = np.where(np.isnan(effect), np.array(None), np.where(level == "neuron", "d", "z"))
     return both.assign(
         base_value=one, value=two, difference=difference, effect=effect, effect_kind=kind, rounding=rounding,
         beyond_rounding=beyond, gauge_dependent=gauge.to_numpy(), comparable=comparable.to_numpy(),

@@ -76,7 +76,7 @@ def _regime(comparison: Comparison) -> str:
         subset=["difference"]
     )
     if len(shares) > _NAMED + 2:
-        low, high = min(shares, key=shares.get), max(shares, key=shares.get)
+        low, high = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
         first, last = next(iter(shares)), list(shares)[-1]
         values = (
             f"{first} stands at {percent(shares[first])} and {last} at {percent(shares[last])}, the lowest is {low} "
@@ -216,9 +216,9 @@ def _explained(rows: pd.DataFrame, base: str, model: str) -> str:
     """Whether rounding of both files, or of one, turns rows by as much."""
     if rows["rounding_angle_q"].isna().all():
         return ", and what rounding explains of that is not known"
-    measured = np.array([rows[f"angle_{letter}"].median() for letter in _FACTORS])
+    measured = np.array([rows[f"angle_{letter}"].dropna().median() for letter in _FACTORS])
     expected = {
-        side: np.array([rows[f"rounding_angle_{letter}{side}"].median() for letter in _FACTORS])
+        side: np.array([rows[f"rounding_angle_{letter}{side}"].dropna().median() for letter in _FACTORS])
         for side in ("", "_base", "_model")
     }
     if not measured.any():

@@ -110,11 +110,12 @@ def short_names(things: Sequence[Checkpoint | Report], given: Sequence[str] | No
         shortened = [_shortened(name) for name in names]
         if len({*shortened}) == len(shortened):
             return shortened
-    names, count = [], {}
+    numbered: list[str] = []
+    count: dict[str, int] = {}
     for name in map(_shortened, last):
         count[name] = count.get(name, 0) + 1
-        names.append(name if count[name] == 1 else f"{name} ({count[name]})")
-    return names
+        numbered.append(name if count[name] == 1 else f"{name} ({count[name]})")
+    return numbered
 
 
 def _shortened(name: str) -> str:

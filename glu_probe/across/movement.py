@@ -102,20 +102,18 @@ def _most_similar(
     best, score, at_home = [], [], []
     for start in range(0, len(neurons), _ROWS):
         rows = torch.from_numpy(neurons[start : start + _ROWS])
-        total = None
+        total: Tensor | None = None
         for role, unit in others.items():
             cosine = torch.nn.functional.normalize(getattr(base, role)[rows], dim=1) @ unit.T
             cosine = cosine if role == "query" else cosine.abs_()
             total = cosine if total is None else total.add_(cosine)
+        assert total is not None  # there are three roles
         total = torch.nan_to_num_(total, nan=-3.0).div_(3)
         top = total.max(dim=1)
         best.append(top.indices)
         score.append(top.values)
         at_home.append(total.gather(1, rows[:, None])[:, 0])
-    return tuple(
-        torch.cat(parts).double().numpy() if i else torch.cat(parts).numpy()
-        for i, parts in enumerate((best, score, at_home))
-    )
+    return torch.cat(best).numpy(), torch.cat(score).double().numpy(), torch.cat(at_home).double().numpy()
 
 
 def movement(

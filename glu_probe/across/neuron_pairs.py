@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -66,20 +67,20 @@ def pair_up(
         elsewhere = [{_key(site): site for site in own} for own in sites]
         for site in progress(sites[0]):
             partners = [
-                (member, found[_key(site)], error)
+                (member, member.checkpoint, found[_key(site)], error)
                 for member, found, error in zip(members[1:], elsewhere[1:], errors[1:], strict=True)
                 if member.checkpoint is not None and _key(site) in found
             ]
             if not partners:
                 continue
             factors = base.checkpoint.load(site).detach()
-            for member, partner, error in partners:
+            for member, checkpoint, partner, error in partners:
                 if (partner.d_mlp, partner.d_model) != (site.d_mlp, site.d_model):
                     yield PairedMLP(_row(base, member, site, "other shape", note=_shapes(site, partner)), None)
                     continue
-                other = member.checkpoint.load(partner).detach()
+                other = checkpoint.load(partner).detach()
                 found = counterparts(factors, other)
-                known = [each and each.get(_key(site)) for each in (errors[0], error)]
+                known = [None if each is None else each.get(_key(site)) for each in (errors[0], error)]
                 if found.identity == "unrelated" and not forced:
                     yield PairedMLP(_row(base, member, site, found.identity, found=found), None)
                     continue
@@ -160,7 +161,7 @@ def _neurons(
     row: dict[str, object], order: np.ndarray, columns: dict[str, np.ndarray], one: pd.DataFrame, two: pd.DataFrame
 ) -> pd.DataFrame:
     size = len(order)
-    out: dict[str, object] = {
+    out: dict[str, Any] = {
         name: pd.Categorical.from_codes(np.zeros(size, dtype=np.int8), [row[name]])
         for name in ("base", "model", "tower")
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -189,7 +190,7 @@ def rounded_anew(
     layer: GatedLayer, steps: dict[str, Float[Tensor, "d_mlp d_model"]], generator: torch.Generator
 ) -> GatedLayer:
     """The layer with one more error of rounding in every weight, uniform over a step."""
-    changed = {}
+    changed: dict[str, Any] = {}
     for role, step in steps.items():
         factor = getattr(layer, role)
         error = torch.rand(factor.shape, generator=generator, dtype=factor.dtype).sub_(0.5)

@@ -36,7 +36,9 @@ def rounding_sensitivity(
         draw, or its median over the layers where that is larger. Missing where the grid of a type is not known, 0 where weights are stored in full precision. Then, for every
         MLP, the relative rounding errors of its factors; and the model's storage.
     """
-    storage = StorageRounding(member.checkpoint)
+    checkpoint = member.checkpoint
+    assert checkpoint is not None  # of a saved report no weights can be rounded
+    storage = StorageRounding(checkpoint)
     rows, errors = [], {}
     if storage.exact:
         for site in sites:
@@ -53,15 +55,16 @@ def rounding_sensitivity(
     ):
         results, kept = [], []
         for site in members:
-            factors = member.checkpoint.load(site)
+            factors = checkpoint.load(site)
             steps = storage.steps(site, factors)
             errors[tower, layer, site.expert] = relative_errors(factors, steps)
-            if any(step is None for step in steps.values()):
+            known = {role: step for role, step in steps.items() if step is not None}
+            if len(known) < len(steps):
                 continue
             place = np.random.SeedSequence([seed, layer, zlib.crc32(f"rounding/{tower}/{site.expert}".encode())])
             generator = torch.Generator().manual_seed(int(place.generate_state(1)[0]))
-            noisy = rounded_anew(factors, steps, generator)
-            del factors, steps
+            noisy = rounded_anew(factors, known, generator)
+            del factors, steps, known
             results.append(measure_layer(noisy, seed=seed, samples=samples, exact=exact))
             kept.append(None if site.expert is None else str(site.expert))
         if not results:

@@ -79,7 +79,7 @@ def find_ends(
         reason = f"the stack {tower!r} has no vocabulary"
         return Ends(no_embedding=reason, no_unembedding=reason)
     embedding, no_embedding = _matrix(infos, prefix, _EMBEDDINGS, d_model, "embedding")
-    final_names = (*_FINAL_NORMS, *(_FINAL_NORMS_OF[family.split("_")[0]] if _is_special(family) else ()))
+    final_names = (*_FINAL_NORMS, *_final_norms_of(family))
     final, final_fault = _nearest(infos, prefix, final_names, "final norm")
     inner, _ = _nearest(infos, prefix, _EMBEDDING_NORMS, "norm")
     reads, no_reads = embedding, no_embedding
@@ -87,7 +87,9 @@ def find_ends(
         reads, no_reads = None, "the residual stream is several streams that are mixed in every layer (AltUp)"
     elif embedding is not None and inner is not None and inner != final:
         reads, no_reads = None, f"the norm {inner!r} stands behind the embedding"
-    writes, no_writes, tied = None, "an encoder writes no logits", False
+    writes: str | None = None
+    no_writes: str | None = "an encoder writes no logits"
+    tied = False
     if tower == "text":
         writes, no_writes, tied = _unembedding(infos, prefix, d_model, embedding, config, parts, gguf)
     if writes is not None:
@@ -100,8 +102,9 @@ def find_ends(
     )  # fmt: skip
 
 
-def _is_special(family: str | None) -> bool:
-    return family is not None and family.split("_")[0] in _FINAL_NORMS_OF
+def _final_norms_of(family: str | None) -> tuple[str, ...]:
+    """What only this family calls its final norm."""
+    return () if family is None else _FINAL_NORMS_OF.get(family.split("_")[0], ())
 
 
 def _unembedding(

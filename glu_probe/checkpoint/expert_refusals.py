@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ..errors import IncompleteTriple, LayoutUnknown, NoExpertsMapped
@@ -123,7 +123,9 @@ def refuse_read_identities(infos: Mapping[str, TensorInfo], count: int, identiti
         )
 
 
-def _left(sites, index: Mapping[Parameter, str], infos: Mapping[str, TensorInfo], skipped: Container[str]) -> list[str]:
+def _left(
+    sites: Iterable[Site], index: Mapping[Parameter, str], infos: Mapping[str, TensorInfo], skipped: Container[str]
+) -> list[str]:
     """Tensors that are no MLP's, no attention's and of no stack that is left out."""
     used = {tensor for site in sites for tensor in site.tensors.values()}
     apart = {
@@ -161,7 +163,7 @@ def _refuse_missing(
 ) -> None:
     """A layer whose experts have gaps, or are fewer than the config says or its router chooses among."""
     first = present[0]
-    numbers = {site.expert for site in present}
+    numbers = {site.expert for site in present if isinstance(site.expert, int)}
     beside = {
         site.expert for site in sites
         if (site.prefix, site.layer) == (first.prefix, first.layer) and str(site.expert).startswith("shared.")

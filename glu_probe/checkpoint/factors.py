@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import IncompleteTriple, LayoutUnknown, ShapeMismatch
-from ..layer_rows import Fold, HeldRows
+from ..layer_rows import Fold, HeldRows, Read
 from ..neurons import GatedLayer
 from .families import gguf_norm
 from .family import Family, Norm
@@ -106,13 +106,13 @@ class FactorReader:
         dtype = torch.float64 if "F64" in dtypes else torch.float32
         rules, shape = self.rules(site, tower), (site.d_mlp, site.d_model)
         norms = self.norm_tensors(site, rules, tower)
-        norm = rules.norm if rules.norm is not None and self._options.fold_norm else None
-        gain = self._gain(norms["norm"], norm, dtype) if "norm" in norms else None
-        post = self._gain(norms["post_norm"], rules.post_norm, dtype) if "post_norm" in norms else None
+        norm, post_norm = rules.norm if self._options.fold_norm else None, rules.post_norm
+        gain = self._gain(norms["norm"], norm, dtype) if norm is not None and "norm" in norms else None
+        post = self._gain(norms["post_norm"], post_norm, dtype) if post_norm and "post_norm" in norms else None
         inner = Fold(gain, norm is not None and norm.kind == "layer")
         in_memory = infos[site.tensors["gate"]].file == IN_MEMORY
-        held = limit is None or in_memory or site.slabs["gate"].expert is not None or site.held_bytes(infos) <= limit
-        rows = self._held(site, room) if held else self._in_files(site, limit)
+        held = in_memory or site.slabs["gate"].expert is not None or limit is None or site.held_bytes(infos) <= limit
+        rows: Mapping[str, Read] = self._held(site, room) if held or limit is None else self._in_files(site, limit)
         query, key, value = (
             StoredFactor(rows[role], shape, dtype, constant, fold)
             for role, constant, fold in zip(_WEIGHTS, rules.multipliers, (inner, inner, Fold(post)), strict=True)
@@ -154,12 +154,10 @@ class FactorReader:
 
     def _matrices(self, name: str, expert: int | None, slabs: Mapping[str, Slab], room: Room) -> list[Tensor]:
         """What is taken of one tensor, or of one expert in it."""
-        shape = self._source.infos()[name].shape
-        if expert is None:
-            read, (height, width) = partial(self._source.read, name), shape
-        else:
-            read = self._source.read(name, slice(expert, expert + 1))[0].__getitem__
-            height, width = shape[1:]
+        height, width = self._source.infos()[name].shape[-2:]
+        read: Read = partial(self._source.read, name)
+        if expert is not None:
+            read = HeldRows(self._source.read(name, slice(expert, expert + 1))[0])
         parts = [Part(slab.picked, role) for role, slab in slabs.items()]
         first = next(iter(slabs.values()))
         if first.columns:
@@ -172,14 +170,14 @@ class FactorReader:
         """The three matrices where they are, or in temporary files; both halves of one share it."""
         stripe = stripe_bytes(limit, sum(site.slabs[role].columns for role in _WEIGHTS))
         matrices: dict[str, RawMatrix] = {}
-        rows = {}
+        rows: dict[str, FileRows | FileColumns] = {}
         for role in _WEIGHTS:
             slab = site.slabs[role]
             if slab.name not in matrices:
-                shape = self._source.infos()[slab.name].shape
+                height, width = self._source.infos()[slab.name].shape
                 raw = getattr(self._source, "raw", None)
                 read = partial(self._source.read, slab.name)
-                matrices[slab.name] = in_place_or_spooled(raw, read, slab.name, shape)
+                matrices[slab.name] = in_place_or_spooled(raw, read, slab.name, (height, width))
             where = matrices[slab.name], slab.count, slab.first, slab.step
             rows[role] = FileColumns(*where, stripe) if slab.columns else FileRows(*where)
         return rows

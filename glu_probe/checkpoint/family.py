@@ -9,9 +9,14 @@ from typing import Any, Literal
 from ..activations import Activation
 
 FusedOrder = Literal["gate-first", "up-first", "interleaved"]
-FUSED_ORDERS: tuple[str, ...] = ("gate-first", "up-first", "interleaved")
+FUSED_ORDERS: tuple[FusedOrder, ...] = ("gate-first", "up-first", "interleaved")
 Storage = Literal["rows", "columns", "either", "row-stacked"]
-STORAGES: tuple[str, ...] = ("rows", "columns", "either", "row-stacked")
+STORAGES: tuple[Storage, ...] = ("rows", "columns", "either", "row-stacked")
+NormKind = Literal["rms", "layer"]
+NORM_KINDS: tuple[NormKind, ...] = ("rms", "layer")
+NormWeight = Literal["plain", "offset", "none"]
+NORM_WEIGHTS: tuple[NormWeight, ...] = ("plain", "offset", "none")
+Group = Literal["routed", "shared"]
 EXPERT_LAYOUTS: tuple[str, ...] = ("rows", "columns")
 
 
@@ -33,7 +38,7 @@ class Projections:
     down: str
     fused: FusedOrder | None = None
     stored: Storage = "rows"
-    group: Literal["routed", "shared"] | None = None
+    group: Group | None = None
 
     @property
     def names(self) -> tuple[str, str, str]:
@@ -59,8 +64,8 @@ class Norm:
     """
 
     tensor: str
-    kind: Literal["rms", "layer"] = "rms"
-    weight: Literal["plain", "offset", "none"] = "plain"
+    kind: NormKind = "rms"
+    weight: NormWeight = "plain"
     bias: bool | str = False
     gguf: str | None = None
 

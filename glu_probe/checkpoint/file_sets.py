@@ -14,16 +14,22 @@ from .torch_bin import TorchFile
 
 
 class FileSet(Protocol):
-    """Named files that stand beside each other.
+    """Named files that stand beside each other."""
 
-    Attributes:
-        location, how_to_pick: for messages about them, and about which of several should be read.
-        at_once: how many may be opened at the same time; opening waits for an answer where they are far away.
-    """
+    @property
+    def location(self) -> str:
+        """For messages about them."""
+        ...
 
-    location: str
-    how_to_pick: str
-    at_once: int
+    @property
+    def how_to_pick(self) -> str:
+        """For messages about several of which one should be read."""
+        ...
+
+    @property
+    def at_once(self) -> int:
+        """How many may be opened at the same time; opening waits for an answer where they are far away."""
+        ...
 
     def names(self) -> list[str]:
         """All names, or those of a model's files where nothing lists what there is."""

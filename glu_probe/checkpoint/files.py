@@ -27,7 +27,7 @@ from .quantized.parts import scheme_of
 from .quantized.source import dequantised
 from .ref import ModelRef
 from .sniff import refuse_lfs_pointer
-from .source import Shards, StoredSource
+from .source import StoredShards, StoredSource, TensorSource
 from .web import WebFiles, split
 
 _NUMBERED = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(?P<ending>safetensors|bin)$")
@@ -48,7 +48,7 @@ class OpenedFiles:
     reads a long list of the metadata.
     """
 
-    source: StoredSource
+    source: TensorSource
     config: dict[str, Any]
     format: str
     provenance: dict[str, Any] = field(default_factory=dict)
@@ -66,40 +66,39 @@ def open_files(ref: ModelRef, *, download: bool = False) -> OpenedFiles:
         download: fetch remote files whole, into a cache, once tensors of them are read.
     """
     if ref.kind == "file":
-        refuse_lfs_pointer(ref.path)
-        opened = _open_one(LocalFiles(ref.path.parent), ref.path.name)
-        place = {"path": str(ref.path)}
+        refuse_lfs_pointer(ref.local)
+        opened = _open_one(LocalFiles(ref.local.parent), ref.local.name)
+        place = {"path": str(ref.local)}
     elif ref.kind == "directory":
-        opened, place = _open_set(LocalFiles(ref.path)), {"path": str(ref.path)}
+        opened, place = _open_set(LocalFiles(ref.local)), {"path": str(ref.local)}
     elif ref.kind == "web":
-        directory, name = split(ref.url) if ref.is_web_file else (ref.url, None)
-        files = WebFiles(directory, download=download)
-        opened = _open_one(files, name) if name else _open_set(files)
-        place = {"url": files.where(name) if name else files.location}
+        directory, name = split(ref.address) if ref.is_web_file else (ref.address, None)
+        web = WebFiles(directory, download=download)
+        opened = _open_one(web, name) if name else _open_set(web)
+        place = {"url": web.where(name) if name else web.location}
     elif is_offline():
         opened, place = _open_cached(ref)
     else:
-        files = HubFiles(ref.repo, ref.revision, download=download)
-        opened = _open_of_repository(files, ref.file) if ref.file else _open_set(files)
-        place = {"repository": ref.repo, "commit": files.commit}
+        hub = HubFiles(ref.repository, ref.revision, download=download)
+        opened = _open_of_repository(hub, ref.file) if ref.file else _open_set(hub)
+        place = {"repository": ref.repository, "commit": hub.commit}
     opened.remote, opened.download = not download and ref.kind in ("hub", "web"), download
     opened.provenance = {**place, **opened.source.provenance()}
     opened.notes = ([ref.note] if ref.note else []) + opened.notes
-    if opened.format != "gguf":  # whose tensors say themselves how they are quantised
-        opened.source = dequantised(opened.source, scheme_of(opened.config))
     return opened
 
 
 def _open_cached(ref: ModelRef) -> tuple[OpenedFiles, dict[str, Any]]:
     """A repository, or a file of one, from the library's cache alone."""
-    directory = cached_snapshot(ref.repo, ref.revision)
+    repository = ref.repository
+    directory = cached_snapshot(repository, ref.revision)
     try:
         if ref.file and not (directory / ref.file).exists():
-            raise not_cached(ref.repo, ref.revision, f"{ref.file} is not in the local cache")
+            raise not_cached(repository, ref.revision, f"{ref.file} is not in the local cache")
         opened = _open_of_repository(LocalFiles(directory), ref.file) if ref.file else _open_set(LocalFiles(directory))
     except (NoWeights, MissingShard) as error:
-        raise not_cached(ref.repo, ref.revision, f"its copy in the local cache is not whole: {error.what}") from None
-    return opened, {"path": str(directory), "repository": ref.repo, "commit": directory.name}
+        raise not_cached(repository, ref.revision, f"its copy in the local cache is not whole: {error.what}") from None
+    return opened, {"path": str(directory), "repository": repository, "commit": directory.name}
 
 
 def _open_of_repository(files: FileSet, name: str) -> OpenedFiles:
@@ -127,7 +126,12 @@ def _open_one(files: FileSet, name: str) -> OpenedFiles:
     config = files.json(beside) if files.exists(beside) else {}
     notes = [] if config else [f"no config.json beside {name}: family, activation and norm are not known"]
     format_, opener = openers[ending]
-    return OpenedFiles(opener(name), config, format_, notes=notes)
+    return _plain(opener(name), config, format_, notes)
+
+
+def _plain(source: StoredSource, config: dict[str, Any], format_: str, notes: list[str]) -> OpenedFiles:
+    """What is not GGUF, whose tensors say themselves how they are quantised: unpacked as its config says."""
+    return OpenedFiles(dequantised(source, scheme_of(config)), config, format_, notes=notes)
 
 
 def _gguf(files: FileSet, name: str, exists: Callable[[str], bool]) -> OpenedFiles:
@@ -147,7 +151,7 @@ def _open_set(files: FileSet) -> OpenedFiles:
     ):
         source = _open_format(files, names, ending, opener)
         if source is not None:
-            return OpenedFiles(source, config, format_, notes=notes)
+            return _plain(source, config, format_, notes)
     models: dict[str, str] = {}  # a split file counts once, by the first part there is
     for name in names:
         if name.endswith(".gguf"):
@@ -203,7 +207,7 @@ def _open_format(
     return opener(weights[0]) if weights else None
 
 
-def _open_index(files: FileSet, index: str, names: list[str], opener: Callable[[str], StoredSource]) -> Shards:
+def _open_index(files: FileSet, index: str, names: list[str], opener: Callable[[str], StoredSource]) -> StoredShards:
     path, weight_map = files.where(index), files.json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(p, str) for p in weight_map.values()):
         raise BadConfig("the index has no weight_map from tensor to file", where=path, hint="Download it again")
@@ -223,10 +227,10 @@ def _open_index(files: FileSet, index: str, names: list[str], opener: Callable[[
             where=files.location,
             hint="Download what is missing",
         )
-    return Shards(_open_all(files, parts, opener), weight_map)
+    return StoredShards(_open_all(files, parts, opener), weight_map)
 
 
-def _open_numbered(files: FileSet, numbered: list[re.Match], opener: Callable[[str], StoredSource]) -> Shards:
+def _open_numbered(files: FileSet, numbered: list[re.Match], opener: Callable[[str], StoredSource]) -> StoredShards:
     families = {(match["stem"], match["count"]) for match in numbered}
     if len(families) > 1:
         raise AmbiguousFiles(
@@ -241,7 +245,7 @@ def _open_numbered(files: FileSet, numbered: list[re.Match], opener: Callable[[s
             f"{stem}: of {int(count)} parts, number {_listed(absent)} {'is' if len(absent) == 1 else 'are'} absent",
             where=files.location, hint="Download what is missing",
         )  # fmt: skip
-    return Shards(_open_all(files, [match.string for match in numbered], opener))
+    return StoredShards(_open_all(files, [match.string for match in numbered], opener))
 
 
 def _open_all(files: FileSet, names: Iterable[str], opener: Callable[[str], StoredSource]) -> dict[str, StoredSource]:

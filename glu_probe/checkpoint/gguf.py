@@ -50,7 +50,10 @@ class GGUFHeader:
 class GGUFSource(TensorSource, Protocol):
     """A tensor source with GGUF metadata."""
 
-    metadata: Mapping[str, Any]
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Key-value pairs; None in the place of long arrays."""
+        ...
 
     def strings(self, key: str) -> list[str] | None:
         """A list of texts of any length in the metadata, None if there is none under that key."""
@@ -100,7 +103,7 @@ class GGUFTensors:
         kind = self._header.types[name]
         raw = np.empty(nbytes, dtype=np.uint8)
         if nbytes:
-            self._fill(memoryview(raw), name, skipped)
+            self._fill(raw.data, name, skipped)
         if kind.name in ("F32", "F64"):
             return torch.from_numpy(raw.view({"F32": np.float32, "F64": np.float64}[kind.name])).view(shape)
         if not nbytes:
@@ -142,7 +145,7 @@ class GGUFFile(GGUFTensors):
     def _fill(self, out: memoryview, name: str, skipped: int) -> None:
         with opened(self.path) as file:
             file.seek(self._header.starts[name] + skipped)
-            found = file.readinto(out)
+            found = file.readinto(out) or 0
         if found < len(out):
             raise Truncated(
                 f"the file ended inside tensor {name!r}: it changed while it was read",

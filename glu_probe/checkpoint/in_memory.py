@@ -60,7 +60,7 @@ def checkpoint_in_memory(model: Any, **options: Any) -> Checkpoint:
     """
     inner = getattr(model, "original_model", model)
     config = getattr(inner, "config", None)
-    if not hasattr(config, "to_dict"):
+    if config is None or not hasattr(config, "to_dict"):
         raise NotRunnable(
             f"a {type(model).__name__} has no config of transformers, which says how its tensors are to be read",
             hint="Give a transformers model or a TransformerBridge",

@@ -63,7 +63,7 @@ _WIDTH_KEYS = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim")
 
 def config_width(config: Mapping[str, object]) -> int | None:
     """The d_model that a part of the config says; None where it does not."""
-    return next((config[key] for key in _WIDTH_KEYS if isinstance(config.get(key), int)), None)
+    return next((width for key in _WIDTH_KEYS if isinstance(width := config.get(key), int)), None)
 
 
 def find_sites(infos: Mapping[str, TensorInfo], reading: Reading) -> Inventory:
@@ -154,14 +154,16 @@ class _Finder:
                 ahead[place.prefix, place.layer] = True
         self.ahead = set(ahead)
 
-    def match_all(self, blocks) -> tuple[dict[BlockKey, tuple[str, tuple[Projections, ...]]], dict[str, str]]:
+    def match_all(self, blocks: Blocks) -> tuple[dict[BlockKey, tuple[str, tuple[Projections, ...]]], dict[str, str]]:
         """Tower and projections of every block that is a gated MLP, and why towers beside the text were skipped."""
         any_tower = _matcher(self.reading, "text", "")
         prefixes = {key[0] for key, leaves in blocks.items() if any_tower.may_be_gated(leaves, self.infos)}
         prefixes |= self._of_other_families({key[0] for key in blocks} - prefixes, blocks)
         self.towers = name_towers(prefixes)
         matchers = {prefix: _matcher(self.reading, tower, prefix) for prefix, tower in self.towers.items()}
-        matched, skipped, inside = {}, {}, contents(blocks)
+        inside = contents(blocks)
+        matched: dict[BlockKey, tuple[str, tuple[Projections, ...]]] = {}
+        skipped: dict[str, str] = {}
         for key, leaves in blocks.items():
             tower = self.towers.get(key[0])
             if tower is None:
@@ -178,7 +180,7 @@ class _Finder:
                 matched[key] = tower, projections
         return matched, skipped
 
-    def _of_other_families(self, prefixes: set[str], blocks) -> set[str]:
+    def _of_other_families(self, prefixes: set[str], blocks: Blocks) -> set[str]:
         """Stacks whose names only the family of their own tower knows."""
         named = {prefix: _matcher(self.reading, tower, prefix) for prefix, tower in name_towers(prefixes).items()}
         return {

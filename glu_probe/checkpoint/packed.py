@@ -93,15 +93,18 @@ def _below(infos: Mapping[str, TensorInfo], projections: frozenset[str]) -> dict
     return found
 
 
-def _refuse_unplain(owner, below: Mapping[str, str], infos, *, gguf: bool, scheme: object) -> None:
+def _refuse_unplain(
+    owner: str, below: Mapping[str, str], infos: Mapping[str, TensorInfo], *, gguf: bool, scheme: object
+) -> None:
     below = {suffix: name for suffix, name in below.items() if not is_of_activations(suffix)}
     weight = below.get("weight") or below.get("base_layer.weight")
     scales = [s for s in below if any("scale" in part for part in s.split("."))]
-    dtype = infos[weight].dtype if weight else None
-    if dtype and dtype.startswith(("F8_", "FLOAT8")) and not scales and not infos[weight].decoded:
+    plain = infos[weight] if weight else None
+    dtype = plain.dtype if plain else None
+    if plain and plain.dtype.startswith(("F8_", "FLOAT8")) and not scales and not plain.decoded:
         raise UnscaledFP8(
             f"{weight!r} is {dtype} and no weight_scale_inv or weight_scale stands beside it",
-            where=infos[weight].file,
+            where=plain.file,
             hint="Without its scale the weight means nothing: the file is incomplete",
         )
     others = [s for s in below if s not in ("weight", "bias", "base_layer.weight", "base_layer.bias")]

@@ -52,6 +52,18 @@ def locate(name: str) -> Parameter | None:
     return Parameter(prefix, int(parts[i]), tuple(rest[:-1]), rest[-1], kind)
 
 
+def located(name: str) -> Parameter:
+    """The same for a name that is known to be in a layer.
+
+    Raises:
+        ValueError: it is in none.
+    """
+    place = locate(name)
+    if place is None:
+        raise ValueError(f"the name {name!r} has no layer index")
+    return place
+
+
 def tensor_index(names: Iterable[str]) -> dict[Parameter, str]:
     """Every tensor with a layer index, by place.
 

@@ -7,14 +7,13 @@ place (a remote file, packed weights) goes to a temporary file once.
 from __future__ import annotations
 
 import contextlib
-import math
+import io
 import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 import torch
 from torch import Tensor
@@ -50,7 +49,7 @@ class RawMatrix:
     offset: int
     shape: tuple[int, int]
     dtype: torch.dtype
-    file: IO[bytes] | None = None
+    file: io.FileIO | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -75,17 +74,17 @@ class RawMatrix:
         return out
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[IO[bytes]]:
+    def _opened(self) -> Iterator[io.BufferedReader | io.FileIO]:
         if self.file is None:
-            with opened(self.path, buffering=0) as file:
+            with opened(self.path, buffered=False) as file:
                 yield file
         else:
             with self.lock:  # its position is one for all who read it
                 yield self.file
 
-    def _fill(self, out: Tensor, file: IO[bytes], offset: int) -> None:
+    def _fill(self, out: Tensor, file: io.BufferedReader | io.FileIO, offset: int) -> None:
         """Fill a contiguous tensor with the bytes from there."""
-        view, done = memoryview(out.view(-1).view(torch.uint8).numpy()), 0
+        view, done = out.view(-1).view(torch.uint8).numpy().data, 0
         file.seek(offset)
         while done < len(view):
             count = file.readinto(view[done:])
@@ -114,7 +113,7 @@ def spooled(read: Read, shape: tuple[int, int], name: str) -> RawMatrix:
         for start, stop in chunks(*shape):
             piece = read(slice(start, stop)).contiguous()
             dtype = piece.dtype
-            left = memoryview(piece.view(-1).view(torch.uint8).numpy())
+            left = piece.view(-1).view(torch.uint8).numpy().data
             while left:
                 with _writing(name):
                     left = left[file.write(left) :]
@@ -214,5 +213,5 @@ def in_place_or_spooled(
     raw: Callable[[str], RawMatrix | None] | None, read: Read, name: str, shape: tuple[int, int]
 ) -> RawMatrix:
     """The matrix where it is, if that can be read at any place for nothing; else a copy of it in a temporary file."""
-    found = raw(name) if raw is not None and math.prod(shape) else None
+    found = raw(name) if raw is not None and 0 not in shape else None
     return found if found is not None else spooled(read, shape, name)

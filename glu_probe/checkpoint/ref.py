@@ -45,22 +45,43 @@ class ModelRef:
     note: str | None = None
 
     @property
+    def local(self) -> Path:
+        """The path of a local reference."""
+        if self.path is None:
+            raise TypeError(f"a reference of kind {self.kind!r} has no path")
+        return self.path
+
+    @property
+    def repository(self) -> str:
+        """The repository of a reference to the hub."""
+        if self.repo is None:
+            raise TypeError(f"a reference of kind {self.kind!r} has no repository")
+        return self.repo
+
+    @property
+    def address(self) -> str:
+        """The URL of a reference to the web, with all that was typed."""
+        if self.url is None:
+            raise TypeError(f"a reference of kind {self.kind!r} has no URL")
+        return self.url
+
+    @property
     def name(self) -> str:
         """Short name for the model column: repository, directory name or file name without its ending."""
         if self.kind == "hub":
             at = "" if self.revision is None else f"@{self.revision}"
             return f"{self.repo}{at}" + (f"/{self.file}" if self.file else "")
         if self.kind == "web":
-            parts = urlsplit(self.url)
+            parts = urlsplit(self.address)
             last = unquote(parts.path).rstrip("/").rpartition("/")[2]
             return (Path(last).stem if self.is_web_file else last) or parts.hostname or "web"
-        path = self.path.resolve()
+        path = self.local.resolve()
         return path.stem if self.kind == "file" else path.name
 
     @property
     def is_web_file(self) -> bool:
         """Whether the URL is a weight file's, by its ending; otherwise it is a directory's."""
-        return self.kind == "web" and unquote(urlsplit(self.url).path).lower().endswith(WEIGHT_SUFFIXES)
+        return self.kind == "web" and unquote(urlsplit(self.address).path).lower().endswith(WEIGHT_SUFFIXES)
 
     @property
     def is_gguf(self) -> bool:
@@ -161,7 +182,7 @@ def _parse_url(text: str) -> ModelRef:
     below = parts.path.removeprefix(endpoint.path.rstrip("/"))
     page = _PAGE.fullmatch(below) if same else None
     repo = _matched(page["repo"]) if page else None
-    if repo and not repo["revision"] and repo["repo"].split("/")[0] not in _NOT_MODELS:
+    if page and repo and not repo["revision"] and repo["repo"].split("/")[0] not in _NOT_MODELS:
         revision, file = (part and unquote(part) for part in (page["revision"], page["file"]))
         if file is None or file.lower().endswith(WEIGHT_SUFFIXES):
             return ModelRef("hub", repo=repo["repo"], revision=revision, file=file)

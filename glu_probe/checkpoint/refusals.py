@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import IncompleteTriple, LayoutUnknown, NoGatedMLP
-from .family import Projections
+from .family import Group, Projections
 from .known_families import PLAIN, find_family
 from .packed import is_of_activations
 from .places import BlockKey, Blocks, Leaves, is_attention, locate, pattern
@@ -32,7 +32,7 @@ _WAYS_OUT = {
 
 
 def refuse_incomplete(
-    blocks: Blocks, matched: Mapping[tuple[str, tuple[str, ...], str | None], Projections], own: Sequence[Projections]
+    blocks: Blocks, matched: Mapping[tuple[str, tuple[str, ...], Group | None], Projections], own: Sequence[Projections]
 ) -> None:
     """An MLP that lacks a part: one its sisters in other layers have, or one that its names call for.
 

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from ..activations import Activation, activation
 from ..errors import BadOption
 from .families import GGUF_NORMS
-from .family import FUSED_ORDERS, STORAGES, ActivationRule, Family, FusedOrder, Norm, Part, Projections, Storage
+from .family import (
+    FUSED_ORDERS,
+    NORM_KINDS,
+    NORM_WEIGHTS,
+    STORAGES,
+    ActivationRule,
+    Family,
+    FusedOrder,
+    Norm,
+    Part,
+    Projections,
+    Storage,
+)
 from .known_families import enter, is_built_in
 
 Names = tuple[str, str, str] | tuple[str, str]
-_NORM_KINDS = ("rms", "layer")
-_NORM_WEIGHTS = ("plain", "offset", "none")
+Word = TypeVar("Word", bound=str)
 
 
 def register_family(
@@ -96,7 +108,9 @@ def register_family(
     return family
 
 
-def _refuse_contradictions(several: list[Projections], order, norm, kind, weight, bias, post_norm) -> None:
+def _refuse_contradictions(
+    several: list[Projections], order: object, norm: object, kind: str, weight: str, bias: bool, post_norm: object
+) -> None:
     """What is well formed on its own, and together would be ignored or mean two things."""
     swapped = next(
         ((a, b) for a in several for b in several if a.gate != a.up and (a.gate, a.up) == (b.up, b.gate)), None
@@ -148,28 +162,33 @@ def _several(projections: object) -> list[Names]:
 
 def _projections(names: object, order: object, stored: object) -> Projections:
     names = _texts("projections", names)
-    if order is not None and order not in FUSED_ORDERS:
-        raise BadOption(f"order is {order!r}", hint=f"Use one of {', '.join(FUSED_ORDERS)}")
-    if stored not in STORAGES:
-        raise BadOption(f"stored is {stored!r}", hint=f"Use one of {', '.join(STORAGES)}")
+    fused = None if order is None else _one_of(FUSED_ORDERS, "order", order)
+    storage = _one_of(STORAGES, "stored", stored)
     if any("." in name for name in names) or len(names) not in (2, 3) or len(set(names)) < len(names):
         raise BadOption(
             f"projections has {names!r}",
             hint="Give (gate, up, down) or (gate_and_up, down): different names, each the last one before .weight",
         )
     if len(names) == 3:
-        return Projections(*names, stored=stored)
-    if order is None:
+        return Projections(*names, stored=storage)
+    if fused is None:
         raise BadOption(
             f"gate and up share {names[0]!r}, and order does not say which part is the gate",
             hint=f"Give order, one of {', '.join(FUSED_ORDERS)}",
         )
-    if stored == "row-stacked":
+    if storage == "row-stacked":
         raise BadOption(
             f"gate and up share {names[0]!r}, and stored is 'row-stacked'",
             hint="Experts below each other are read from gate, up and down apart: give three names",
         )
-    return Projections(names[0], names[0], names[1], order, stored)
+    return Projections(names[0], names[0], names[1], fused, storage)
+
+
+def _one_of(allowed: Sequence[Word], what: str, given: object) -> Word:
+    for word in allowed:
+        if word == given:
+            return word
+    raise BadOption(f"{what} is {given!r}", hint=f"Use one of {', '.join(allowed)}")
 
 
 def _norm(name: object, kind: str, weight: str, bias: bool, gguf: bool) -> Norm | None:
@@ -179,14 +198,10 @@ def _norm(name: object, kind: str, weight: str, bias: bool, gguf: bool) -> Norm 
         raise BadOption(
             f"the norm's name is {name!r}", hint='Give the module\'s name within the layer, such as "ffn_norm"'
         )
-    if kind not in _NORM_KINDS or weight not in _NORM_WEIGHTS:
-        raise BadOption(
-            f"norm_kind is {kind!r}, norm_weight {weight!r}",
-            hint=f"Use one of {', '.join(_NORM_KINDS)}, and one of {', '.join(_NORM_WEIGHTS)}",
-        )
+    known = _one_of(NORM_KINDS, "norm_kind", kind), _one_of(NORM_WEIGHTS, "norm_weight", weight)
     if gguf and name not in GGUF_NORMS:
         raise BadOption(
             f"what GGUF files call the norm {name!r} is not known",
             hint=f"Known are {', '.join(GGUF_NORMS)}; register GGUF files apart, under one of them",
         )
-    return Norm(name, kind, weight, bool(bias))
+    return Norm(name, *known, bool(bias))

@@ -43,10 +43,11 @@ class RemoteFile:
 
     def __init__(self, url: str, where: str, *, whole: int = _WHOLE) -> None:
         self.url, self.where = url, where
-        self.size: int | None = None
+        self._size: int | None = None
         self.version: tuple[str, str] | None = None
         self.beginning = b""
-        self._most, self._content = whole, None
+        self._most = whole
+        self._content: bytes | None = None
         self._direct: str | None = None  # where redirects led
         self._growing = threading.Lock()
         first = bytearray(FIRST)
@@ -54,6 +55,12 @@ class RemoteFile:
         self.beginning = bytes(first[:count])
 
     # -- what reads it ---------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file; the first answer said how many."""
+        assert self._size is not None
+        return self._size
 
     def need(self, stop: int) -> bytes:
         """The file up to that byte, or to its end; kept."""
@@ -133,7 +140,7 @@ class RemoteFile:
         return done
 
     def _within(self, count: int, start: int) -> int:
-        return count if self.size is None else min(count, self.size - start)
+        return count if self._size is None else min(count, self._size - start)
 
     def _ask(self, start: int, out: memoryview) -> int:
         """One request. The number of bytes that were written, all that the file has of them."""
@@ -167,9 +174,9 @@ class RemoteFile:
                 if response.headers.get("Content-Encoding", "identity") != "identity":
                     raise self._contradiction("sends the file compressed, which nobody asked for")
                 if status == 200:
-                    self._take_whole(response)
+                    content = self._take_whole(response)
                     count = self._within(len(out), start)
-                    out[:count] = self._content[start : start + count]
+                    out[:count] = content[start : start + count]
                     return count
                 expected = self._checked(response, start, len(out))
                 for block in response.iter_raw():
@@ -213,8 +220,8 @@ class RemoteFile:
             raise self._contradiction(f"sent {length[:20]} bytes and called them {first:,} to {last:,}")
         return last + 1 - first
 
-    def _take_whole(self, response: Any) -> None:
-        """The server does not know ranges: a small file is accepted whole, a large one refused before it is read."""
+    def _take_whole(self, response: Any) -> bytes:
+        """The server does not know ranges: a small file is accepted whole, and kept, a large one refused before it is read."""
         said = response.headers.get("Content-Length", "")
         length = int(said) if said.isdigit() else None
         if length is None or length <= self._most:
@@ -228,7 +235,7 @@ class RemoteFile:
                     raise Broken("the answer ended early")
                 self._keep_to_size(len(content))
                 self._content = bytes(content)
-                return
+                return self._content
         size = f" of {length / 1e9:.3g} GB" if length else ""
         raise NeedsDownload(
             f"{self.server} does not send parts of files, and this one{size} would have to be fetched whole",
@@ -243,10 +250,10 @@ class RemoteFile:
             raise self._changed(f"it was {self.version[1][:80]!r} and is {version[1][:80]!r}")
 
     def _keep_to_size(self, size: int) -> None:
-        if self.size is None:
-            self.size = size
-        elif size != self.size:
-            raise self._changed(f"it had {self.size:,} bytes and has {size:,}")
+        if self._size is None:
+            self._size = size
+        elif size != self._size:
+            raise self._changed(f"it had {self._size:,} bytes and has {size:,}")
 
     def _remember(self, response: Any) -> None:
         """Go straight where redirects led to, so that the server that was named is asked once a file, not once a read."""

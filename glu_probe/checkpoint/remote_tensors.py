@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from .gguf import GGUFFile, GGUFSource, GGUFTensors
 from .remote import FIRST, RemoteFile
 from .safetensors import SafetensorsFile, SafetensorsTensors
 from .sniff import kind_of, refuse_lfs_text
-from .source import StoredSource, TensorInfo
+from .source import StoredSource, TensorInfo, TensorSource
 
 _SMALL = 1 << 17  # bytes of a tensor that is read whole and kept: norms and scales, which are asked for again and again
 _KEPT = 1 << 23  # bytes of such tensors that are kept of one file
@@ -116,36 +116,26 @@ def _kind(file: RemoteFile) -> str:
     return kind_of(file.beginning[:512])
 
 
-class HeaderFirst:
+Source = TypeVar("Source", bound=TensorSource)
+
+
+class HeaderFirst(Generic[Source]):
     """A remote file whose header was read in place. Its tensors are too, until there is a copy of it on disk."""
 
-    def __init__(self, remote: RemoteSafetensors | RemoteGGUF, copy: Callable[[], StoredSource | None]) -> None:
-        self._remote, self._copy, self._local = remote, copy, None
+    def __init__(self, remote: Source, copy: Callable[[], Source | None]) -> None:
+        self._remote, self._copy = remote, copy
+        self._local: Source | None = None
         self._lock = threading.Lock()
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        """Of a GGUF file."""
-        return self._remote.metadata
 
     def infos(self) -> Mapping[str, TensorInfo]:
         """Every tensor by name."""
         return self._remote.infos()
 
-    def strings(self, key: str) -> list[str] | None:
-        """A list of texts in the metadata of a GGUF file."""
-        return self._remote.strings(key)
-
     def read(self, name: str, rows: slice | None = None) -> Tensor:
         """Read from the copy if there is one."""
         return self._source().read(name, rows)
 
-    def stored(self, name: str, rows: slice | None = None) -> Tensor:
-        """Read from the copy if there is one; none is made for the sake of what describes a packed weight."""
-        small = self._local is None and rows is None and self._remote.infos()[name].nbytes <= _SMALL
-        return (self._remote if small else self._source()).stored(name, rows)
-
-    def _source(self) -> StoredSource:
+    def _source(self) -> Source:
         with self._lock:
             if self._local is None:
                 self._local = self._copy()
@@ -154,6 +144,28 @@ class HeaderFirst:
     def provenance(self) -> dict[str, Any]:
         """The file's name, address, size, and what the server calls this version of it."""
         return self._remote.provenance()
+
+
+class SafetensorsHeaderFirst(HeaderFirst[StoredSource]):
+    """The same of a safetensors file."""
+
+    def stored(self, name: str, rows: slice | None = None) -> Tensor:
+        """Read from the copy if there is one; none is made for the sake of what describes a packed weight."""
+        small = self._local is None and rows is None and self._remote.infos()[name].nbytes <= _SMALL
+        return (self._remote if small else self._source()).stored(name, rows)
+
+
+class GGUFHeaderFirst(HeaderFirst[GGUFSource]):
+    """The same of a GGUF file."""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Key-value pairs; None in the place of long arrays."""
+        return self._remote.metadata
+
+    def strings(self, key: str) -> list[str] | None:
+        """A list of texts in the metadata."""
+        return self._remote.strings(key)
 
 
 @dataclass(frozen=True)
@@ -173,31 +185,47 @@ class Place:
     must_copy: bool
 
 
+Opened = TypeVar("Opened")
+
+
 def remote_safetensors(place: Place) -> StoredSource:
     """A safetensors file on a server.
 
     Raises:
         NeedsDownload: it cannot be read in place, and no copy should be made.
     """
-    return _remote(place, RemoteSafetensors, SafetensorsFile)
+
+    def copy() -> StoredSource | None:
+        return _copy(place, SafetensorsFile)
+
+    try:
+        return SafetensorsHeaderFirst(RemoteSafetensors(place.open(), place.facts), copy)
+    except NeedsDownload as refused:
+        return _copy_instead(place, copy, refused)
 
 
 def remote_gguf(place: Place) -> GGUFSource:
     """The same for a GGUF file."""
-    return _remote(place, RemoteGGUF, GGUFFile)
 
-
-def _remote(place: Place, remote: Callable[..., Any], local: Callable[[Path], Any]) -> Any:
-    def copy() -> Any:
-        path = place.copy()
-        return None if path is None else local(path)
+    def copy() -> GGUFSource | None:
+        return _copy(place, GGUFFile)
 
     try:
-        return HeaderFirst(remote(place.open(), place.facts), copy)
-    except NeedsDownload:
-        if not place.must_copy:
-            raise
-        return copy()
+        return GGUFHeaderFirst(RemoteGGUF(place.open(), place.facts), copy)
+    except NeedsDownload as refused:
+        return _copy_instead(place, copy, refused)
+
+
+def _copy(place: Place, read: Callable[[Path], Opened]) -> Opened | None:
+    path = place.copy()
+    return None if path is None else read(path)
+
+
+def _copy_instead(place: Place, copy: Callable[[], Opened | None], refused: NeedsDownload) -> Opened:
+    copied = copy() if place.must_copy else None
+    if copied is None:
+        raise refused
+    return copied
 
 
 def refuse_torch(where: str) -> NeedsDownload:

@@ -66,7 +66,7 @@ class SafetensorsTensors:
             shape[0] = max(last - first, 0)
         out = torch.empty(shape, dtype=STORED[info.dtype])
         if out.numel():
-            self._fill(memoryview(out.view(-1).view(torch.uint8).numpy()), name, skipped)
+            self._fill(out.view(-1).view(torch.uint8).numpy().data, name, skipped)
         return out
 
     def _fill(self, out: memoryview, name: str, skipped: int) -> None:
@@ -95,7 +95,7 @@ class SafetensorsFile(SafetensorsTensors):
         self._infos, self._starts = read_header(path)
 
     def _fill(self, out: memoryview, name: str, skipped: int) -> None:
-        with opened(self.path, buffering=0) as file:
+        with opened(self.path, buffered=False) as file:
             file.seek(self._starts[name] + skipped)
             _read_fully(file, out, name, self.path)
 
@@ -111,7 +111,7 @@ class SafetensorsFile(SafetensorsTensors):
         return {"files": [file_facts(self.path)]}
 
 
-def _read_fully(file: io.BufferedReader, view: memoryview, name: str, path: Path) -> None:
+def _read_fully(file: io.BufferedReader | io.FileIO, view: memoryview, name: str, path: Path) -> None:
     done = 0
     while done < len(view):
         count = file.readinto(view[done:])

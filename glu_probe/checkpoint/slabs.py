@@ -118,13 +118,15 @@ Reading = tuple[bool, bool]
 _ROWS, _COLUMNS = (False, True), (True, False)
 
 
-def _stacked(projections, tensors, shapes, infos, evidence: Evidence) -> Iterator[Cut]:
+def _stacked(
+    projections: Projections, tensors: Mapping[str, str], shapes: Mapping[str, Shape],
+    infos: Mapping[str, TensorInfo], evidence: Evidence,
+) -> Iterator[Cut]:  # fmt: skip
     counts = {shape[0] for role, shape in shapes.items()}
     matrices = {role: shape[1:] for role, shape in shapes.items()}
     if len(counts) > 1 or 0 in (*shapes["gate"], *shapes["down"]):
         raise _misfit(tensors, shapes, projections)
-    reading = orientation(projections, tensors, matrices, infos, evidence)
-    d_mlp, d_model = _sizes(matrices, projections, reading)
+    reading, (d_mlp, d_model) = orientation(projections, tensors, matrices, infos, evidence)
     words = "stacked" if reading == _ROWS else "stacked, transposed" if reading == _COLUMNS else "stacked, mixed"
     for expert in range(counts.pop()):
         slabs = _slabs(tensors, matrices, projections, (d_mlp, d_model), reading, expert)
@@ -137,26 +139,29 @@ def orientation(
     matrices: Mapping[str, Shape],
     infos: Mapping[str, TensorInfo],
     evidence: Evidence,
-) -> Reading:
+) -> tuple[Reading, tuple[int, int]]:
     """Which axes of stacked experts are neurons: from shapes, and where they leave it open, from what is stated.
+
+    Returns:
+        The reading, and (d_mlp, d_model) in it.
 
     Raises:
         ShapeMismatch, LayoutAmbiguous.
     """
     fitting = {
         reading: sizes
-        for reading in product((False, True), repeat=2)
+        for reading in product((False, True), (False, True))
         if (sizes := _sizes(matrices, projections, reading)) and evidence.d_model in (None, sizes[1])
     }
     stated = evidence.expert_layout or _stated(projections, tensors, infos)
     wanted = {"rows": _ROWS, "columns": _COLUMNS}.get(stated or "")
     if not fitting or (evidence.expert_layout and wanted not in fitting):
         raise _misfit(tensors, matrices, projections, evidence)
-    if wanted in fitting:
+    if wanted is not None and wanted in fitting:
         if len(fitting) == 1 or stated:
-            return wanted
+            return wanted, fitting[wanted]
     elif len(fitting) == 1:
-        return next(iter(fitting))
+        return next(iter(fitting.items()))
     names = ", ".join(f"{name!r} {list(infos[name].shape)}" for name in dict.fromkeys(tensors[role] for role in _ROLES))
     readings = " or ".join(
         f"d_model {d_model} and d_mlp {d_mlp} with neurons of gate and up in {_axis(reading[0])}, of down in "
@@ -182,7 +187,7 @@ def _axis(columns: bool) -> str:
     return "columns" if columns else "rows"
 
 
-def _below_each_other(tensors, shapes, evidence: Evidence) -> Iterator[Cut]:
+def _below_each_other(tensors: Mapping[str, str], shapes: Mapping[str, Shape], evidence: Evidence) -> Iterator[Cut]:
     """Experts as rows of one matrix for each of gate, up and down; so a neuron's value is a row, too."""
     rows, d_model = shapes["gate"]
     if evidence.experts is None:
@@ -223,7 +228,10 @@ def _sizes(shapes: Mapping[str, Shape], projections: Projections, reading: Readi
     return (d_mlp, d_model) if fits else None
 
 
-def _slabs(tensors, shapes, projections: Projections, sizes, reading: Reading, expert: int | None) -> dict[str, Slab]:
+def _slabs(
+    tensors: Mapping[str, str], shapes: Mapping[str, Shape], projections: Projections,
+    sizes: tuple[int, int], reading: Reading, expert: int | None,
+) -> dict[str, Slab]:  # fmt: skip
     d_mlp, d_model = sizes
     starts = {None: (0, 0), "gate-first": (0, d_mlp), "up-first": (d_mlp, 0), "interleaved": (0, 1)}[projections.fused]
     step = 2 if projections.fused == "interleaved" else 1
@@ -244,7 +252,9 @@ def _slabs(tensors, shapes, projections: Projections, sizes, reading: Reading, e
     return whole
 
 
-def _misfit(tensors, shapes, projections: Projections, evidence: Evidence | None = None) -> ShapeMismatch:
+def _misfit(
+    tensors: Mapping[str, str], shapes: Mapping[str, Shape], projections: Projections, evidence: Evidence | None = None
+) -> ShapeMismatch:
     listed = ", ".join(f"{tensors[role]!r} {list(shapes[role])}" for role in _ROLES)
     factor = "2 * " if projections.fused else ""
     stated = ""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import io
 import json
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ..errors import BadConfig, LFSPointer, PathNotFound, Unreadable
 
@@ -18,14 +19,14 @@ _BOM = b"\xef\xbb\xbf"
 
 
 @contextlib.contextmanager
-def opened(path: Path, *, buffering: int = -1) -> Iterator[IO[bytes]]:
+def opened(path: Path, *, buffered: bool = True) -> Iterator[io.BufferedReader | io.FileIO]:
     """A file for reading bytes; what the system refuses comes out as an error of ours.
 
     Raises:
         PathNotFound, Unreadable.
     """
     try:
-        with path.open("rb", buffering=buffering) as file:
+        with path.open("rb") if buffered else path.open("rb", buffering=0) as file:
             yield file
     except FileNotFoundError:
         raise PathNotFound("there is no such file", where=path, hint="Was it moved or deleted meanwhile?") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -66,7 +66,10 @@ class StoredSource(TensorSource, Protocol):
         ...
 
 
-class Shards:
+Part = TypeVar("Part", bound=TensorSource)
+
+
+class Shards(Generic[Part]):
     """Several sources as one. Where a tensor is in two of them, `weight_map` (name to part) decides.
 
     Tensors that the map does not name count too, as they do for whoever loads whole files.
@@ -75,9 +78,9 @@ class Shards:
         IndexMismatch: map and parts disagree about where a tensor is.
     """
 
-    def __init__(self, parts: Mapping[str, TensorSource], weight_map: Mapping[str, str] | None = None) -> None:
+    def __init__(self, parts: Mapping[str, Part], weight_map: Mapping[str, str] | None = None) -> None:
         self._parts = dict(parts)
-        self._owner: dict[str, TensorSource] = {}
+        self._owner: dict[str, Part] = {}
         self._infos: dict[str, TensorInfo] = {}
         for part, source in self._parts.items():
             for name, info in source.infos().items():
@@ -104,10 +107,6 @@ class Shards:
         """Read from the part that owns the tensor."""
         return self._owner[name].read(name, rows)
 
-    def stored(self, name: str, rows: slice | None = None) -> Tensor:
-        """Read from the part that owns the tensor."""
-        return self._owner[name].stored(name, rows)
-
     def raw(self, name: str) -> RawMatrix | None:
         """Where in a local file a matrix lies as it is read; None if it does not."""
         find = getattr(self._owner[name], "raw", None)
@@ -116,3 +115,11 @@ class Shards:
     def provenance(self) -> dict[str, Any]:
         """The files of all parts."""
         return {"files": [file for part in self._parts.values() for file in part.provenance()["files"]]}
+
+
+class StoredShards(Shards[StoredSource]):
+    """Several sources as one, whose tensors may be the parts of packed ones."""
+
+    def stored(self, name: str, rows: slice | None = None) -> Tensor:
+        """Read from the part that owns the tensor."""
+        return self._owner[name].stored(name, rows)

@@ -65,9 +65,11 @@ class StoredFactor:
 
     def whole(self, role: Role, room: Room) -> Float[Tensor, "d_mlp d_model"]:
         """All rows; in the memory of what is stored, which is used up, where that has their dtype."""
-        taken = isinstance(self.stored, HeldRows) and self.stored.matrix.dtype == self.dtype
-        out = self.stored.matrix if taken else room(role, self.shape, self.dtype)
-        if taken and self.constant == 1.0 and self.fold.gain is None and not self.fold.centred:
+        held = self.stored.matrix if isinstance(self.stored, HeldRows) else None
+        if held is not None and held.dtype != self.dtype:
+            held = None
+        out = room(role, self.shape, self.dtype) if held is None else held
+        if held is not None and self.constant == 1.0 and self.fold.gain is None and not self.fold.centred:
             return out
         for start, stop in chunks(*self.shape):
             out[start:stop] = self(slice(start, stop))

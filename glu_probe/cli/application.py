@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -13,7 +13,7 @@ ORDER = ("inspect", "check", "report", "activations", "causal", "neuron", "find"
 class Commands(TyperGroup):
     """Commands as --help lists them: from a first look to the details, whichever file was imported first."""
 
-    def list_commands(self, ctx: typer.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         """Names in `ORDER`; one that is missing there is an error."""
         return sorted(super().list_commands(ctx), key=ORDER.index)
 

@@ -68,7 +68,13 @@ def causal(
 
     checkpoint = opening.open(model)
     source = [document.text for document in read_texts(text)] if text == "-" else text  # it can be read once
-    common = {"layers": layers, "length": length, "first_position": first_position, "device": device, "dtype": dtype}
+    common: dict[str, Any] = {
+        "layers": layers,
+        "length": length,
+        "first_position": first_position,
+        "device": device,
+        "dtype": dtype,
+    }
     with parts_directory(out) as parts:
         costs = run(
             checkpoint,
@@ -100,9 +106,9 @@ def _subset(words: str, checkpoint: Checkpoint, text: Any, tokens: int, common: 
     """(measure, share), with the frame where the measure is one on text."""
     from ..errors import BadOption
 
-    measure, _, share = words.rpartition(":")
+    measure, _, said = words.rpartition(":")
     try:
-        share = float(share)
+        share = float(said)
     except ValueError:
         share = -1.0
     if not measure or not 0 < share <= 0.5:

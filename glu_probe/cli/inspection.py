@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -42,8 +42,8 @@ def inspect(
     """
     from ..overview import layout_text
 
-    given = {"bandwidth": bandwidth, "workers": workers, "memory": memory, "gflops": gflops}
-    given = {name: value for name, value in given.items() if value is not None}
+    options = {"bandwidth": bandwidth, "workers": workers, "memory": memory, "gflops": gflops}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if given and not plan:
         from ..errors import BadOption
 

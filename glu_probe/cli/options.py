@@ -129,12 +129,13 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     passes them.
     """
     signature = inspect.signature(command, eval_str=True)
-    groups = {name: each.annotation for name, each in signature.parameters.items() if is_dataclass(each.annotation)}
+    groups: dict[str, Any] = {
+        name: each.annotation for name, each in signature.parameters.items() if is_dataclass(each.annotation)
+    }
     parameters: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
         parameters += _options_of(groups[name]) if name in groups else [parameter.replace(kind=_KEYWORD)]
 
-    @functools.wraps(command)
     def gathered(**options: Any) -> None:
         values = {
             name: group(**{field.name: options.pop(field.name) for field in fields(group)})
@@ -142,9 +143,10 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
         }
         command(**options, **values)
 
-    gathered.__signature__ = signature.replace(parameters=parameters)
-    gathered.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": None}
-    return gathered
+    out: Any = functools.wraps(command)(gathered)
+    out.__signature__ = signature.replace(parameters=parameters)
+    out.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": None}
+    return out
 
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY

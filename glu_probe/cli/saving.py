@@ -39,15 +39,15 @@ def output_directory(out: Path | None, *, after_failure: Callable[[], str]) -> I
     from ..report import prepare_directory
 
     directory = None if out is None else out.expanduser()
-    made = directory is not None and not directory.exists()
+    made = None if directory is None or directory.exists() else directory
     if directory is not None:
         prepare_directory(directory)  # before the work, not after it
     try:
         yield
     except BaseException as error:
         left = after_failure()
-        if made and not any(directory.iterdir()):
-            directory.rmdir()
+        if made is not None and not any(made.iterdir()):
+            made.rmdir()
         if isinstance(error, KeyboardInterrupt):
             typer.echo(f"interrupted: {left}", err=True)
             raise typer.Exit(130) from None

@@ -115,14 +115,14 @@ def angle_histogram(neurons: pd.DataFrame, *, model: str | None = None, ax: Axes
     logarithmic = _far_apart(together)
     low = max(together[together > 0].min(initial=180.0), _FLOOR) / 1.15
     high = max(together.max(), _FLOOR) * 1.15
-    bins = np.geomspace(low, high, 81) if logarithmic else np.linspace(0, high, 81)
+    bins = (np.geomspace(low, high, 81) if logarithmic else np.linspace(0, high, 81)).tolist()
     palette, middles = sns.color_palette("colorblind"), []
     for letter, (label, colour) in _FACTORS.items():
         shown = np.maximum(angles[letter], low * 1.01) if logarithmic else angles[letter]
         ax.hist(shown, bins=bins, histtype="stepfilled", color=palette[colour], alpha=0.25, lw=0)
         ax.hist(shown, bins=bins, histtype="step", color=palette[colour], lw=1.2, label=label)
         for side, style in _SIDES.items():
-            expected = float(rows[f"rounding_angle_{letter}_{side}"].median())
+            expected = float(rows[f"rounding_angle_{letter}_{side}"].dropna().median())
             if _worth_drawing(rows, letter, side):
                 ax.axvline(expected, color=palette[colour], ls=style, lw=1.2)
                 middles.append(expected)
@@ -137,7 +137,9 @@ def angle_histogram(neurons: pd.DataFrame, *, model: str | None = None, ax: Axes
 
 def _worth_drawing(rows: pd.DataFrame, letter: str, side: str) -> bool:
     """Whether rounding in that file is not nothing beside that in the other."""
-    here, there = (float(rows[f"rounding_angle_{letter}_{each}"].median()) for each in (side, *({*_SIDES} - {side})))
+    here, there = (
+        float(rows[f"rounding_angle_{letter}_{each}"].dropna().median()) for each in (side, *({*_SIDES} - {side}))
+    )
     return here > max(_FLOOR, 0.05 * (there if there > 0 else 0.0))
 
 

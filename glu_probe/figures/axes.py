@@ -119,7 +119,7 @@ def set_labels(ax: Axes, positions: Sequence[int], labels: Sequence[str], offset
     ax.set_xlabel("layer")
 
 
-def mesh(ax: Axes, values: np.ndarray, *, label: str, bar: Mapping[str, Any] | None = None, **options) -> None:
+def mesh(ax: Axes, values: np.ndarray, *, label: str, bar: Mapping[str, Any] | None = None, **options: Any) -> None:
     """A grid of values with its colour bar, for which `bar` has options; missing cells are grey, and a note says so."""
     missing = np.isnan(values)
     sns.heatmap(
@@ -147,7 +147,7 @@ def label_models(ax: Axes, names: Sequence[str]) -> None:
     ax.set_xticks(shown, words, rotation=30 if turned else 0, ha="right" if turned else "center")
 
 
-def legend_beside(ax: Axes, *entries: Sequence, **options) -> None:
+def legend_beside(ax: Axes, *entries: Sequence, **options: Any) -> None:
     """A legend to the right of the axes, of what is labelled or of these handles and labels."""
-    placed = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
+    placed: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
     ax.legend(*entries, fontsize="small", frameon=False, **placed, **options)

@@ -35,12 +35,14 @@ def causal_heatmap(costs: pd.DataFrame, *, value: str = "kl", ax: Axes | None = 
     ax = axes_or_new(ax, causal_grid_size(*values.shape))
     most = np.nanmax(np.abs(values)) or 1.0
     if value.startswith("delta") and np.nanmin(values) < 0:
-        norm, cmap = SymLogNorm(most / 100, vmin=-most, vmax=most), "RdBu_r"
+        norm: SymLogNorm | LogNorm = SymLogNorm(most / 100, vmin=-most, vmax=most)
+        cmap = "RdBu_r"
     else:
         positive = values[values > 0]
         low = max(positive.min(initial=most / 10), most / 10**_DECADES)
-        norm, cmap = LogNorm(min(low, most / 2), most), "viridis"
-        values = np.where(np.isnan(values), np.nan, np.maximum(values, norm.vmin))
+        low = min(low, most / 2)
+        norm, cmap = LogNorm(low, most), "viridis"
+        values = np.where(np.isnan(values), np.nan, np.maximum(values, low))
     mesh(ax, values, cmap=cmap, norm=norm, label=f"{value} [nats a token]" if "gap" not in value else value)
     _label(ax, list(table.columns), offset=0.5)
     ax.set_yticks(np.arange(len(table)) + 0.5, list(table.index), rotation=0)

@@ -18,8 +18,8 @@ _POINTS_AT_MOST = 20_000
 
 def density(ax: Axes, x: np.ndarray, y: np.ndarray, logarithmic: tuple[bool, bool]) -> None:
     """Numbers of neurons in the plane, on a logarithmic colour scale that has two ends whatever the numbers are."""
-    axes = [np.log10(values) if log else values for values, log in zip((x, y), logarithmic, strict=True)]
-    counts, *edges = np.histogram2d(*axes, bins=int(np.clip(len(x) ** 0.5, *_BINS)))
+    x, y = (np.log10(values) if log else values for values, log in zip((x, y), logarithmic, strict=True))
+    counts, *edges = np.histogram2d(x, y, bins=int(np.clip(len(x) ** 0.5, *_BINS)))
     across, up = (10**ends if log else ends for ends, log in zip(edges, logarithmic, strict=True))
     norm = LogNorm(1, max(2.0, counts.max()))
     drawn = ax.pcolormesh(
@@ -57,7 +57,7 @@ def neuron_scatter(
         raise BadOption(f"no neuron has both {x} and {y}: there is nothing to draw")
     ax = axes_or_new(ax, (6.0, 4.6))
     if len(known) > _POINTS_AT_MOST:
-        density(ax, *(known[name].to_numpy(dtype=float) for name in (x, y)), (logarithmic[x], logarithmic[y]))
+        density(ax, known[x].to_numpy(dtype=float), known[y].to_numpy(dtype=float), (logarithmic[x], logarithmic[y]))
     else:
         sns.scatterplot(
             data=known, x=x, y=y, hue=hue, palette="viridis" if known[hue].dtype.kind in "iuf" else None, s=6,

@@ -37,17 +37,18 @@ def phase_diagram(frame: pd.DataFrame | None = None, *, activation: str | None =
     """
     if activation is None:
         activation = only_activation(frame)
+        assert frame is not None  # or no activation was found in it
         if "exchange_asymmetry_mean" in frame:
             frame = frame[frame["exchange_asymmetry_mean"].notna()]
             if frame.empty:
                 raise nothing("exchange_asymmetry")
     ax = axes_or_new(ax, (7.0, 4.6))
     points, names = _placed(frame)
-    x, y = (None, None) if points is None else (points[name].to_numpy(dtype=float) for name in names)
-    low, high = (0.1, 10.0) if x is None else (min(0.2, x.min() / 1.3), max(5.0, x.max() * 1.3))
-    top = next(
-        (top for top in (0.25, 0.5) if y is not None and y.max() < 0.9 * top), 1.0
-    )  # medians crowd at the bottom
+    low, high, top = 0.1, 10.0, 1.0
+    if points is not None:
+        x, y = (points[name].to_numpy(dtype=float) for name in names)
+        low, high = min(0.2, x.min() / 1.3), max(5.0, x.max() * 1.3)
+        top = next((top for top in (0.25, 0.5) if y.max() < 0.9 * top), 1.0)  # medians crowd at the bottom
     _contours(ax, activation, low, high)
     ax.set_xscale("log")
     if points is not None and names[0] == "query_norm":
@@ -101,7 +102,7 @@ def _layers(ax: Axes, points: pd.DataFrame, names: list[str]) -> None:
         )  # fmt: skip
     if len(across.blocks) > 1:
         ax.legend(fontsize="small", loc="center right", framealpha=0.75)
-    if layer.max() > layer.min():
+    if drawn is not None and layer.max() > layer.min():
         ax.figure.colorbar(drawn, ax=ax, label="layer", ticks=MaxNLocator(integer=True))
     text, spots = layer_labels(across.frame), ax.transData.transform(np.column_stack([x, y]))
     written: list[int] = []

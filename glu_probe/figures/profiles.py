@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -42,12 +43,12 @@ def layer_profile(layers: pd.DataFrame, measure: str = "exchange_asymmetry", *, 
     colour = sns.color_palette()[0]
     low, high = (across.values(columns[end]) for end in ("q05", "q95"))
     for number, block in enumerate(across.blocks):
-        label = {"label": "5-95 %"} if number == 0 else {}
-        ax.fill_between(across.x[block], low[block], high[block], color=colour, alpha=0.18, lw=0, **label)
+        label = None if number else "5-95 %"
+        ax.fill_between(across.x[block], low[block], high[block], color=colour, alpha=0.18, lw=0, label=label)
     alone = _alone(across, low)
     ax.vlines(across.x[alone], low[alone], high[alone], color=colour, alpha=0.25, lw=4)
     # not seaborn's lineplot: it draws across layers that are missing
-    for column, style, width, line_colour, label in (
+    for column, style, width, line_colour, words in (
         (columns["mean"], ".-", 1.5, colour, "mean"),
         (columns["median"], "-", 0.8, colour, "median"),
         (f"{measure}_weighted", "--", 1.0, "black", "mean weighted by\noutput energy"),
@@ -55,7 +56,7 @@ def layer_profile(layers: pd.DataFrame, measure: str = "exchange_asymmetry", *, 
         (f"{measure}_output", "-.", 1.0, "black", "of the layer's output"),
     ):
         if column in layers and layers[column].notna().any():
-            _line(ax, across, column, style, color=line_colour, lw=width, label=label)
+            _line(ax, across, column, style, color=line_colour, lw=width, label=words)
     ax.set_ylabel(measure)
     return _finish(ax, across)
 
@@ -83,7 +84,7 @@ def layer_lines(layers: pd.DataFrame, columns: Sequence[str], *, ax: Axes | None
     return _finish(ax, across, legend=len(columns) > 1)
 
 
-def _line(ax: Axes, across: Across, column: str, style: str, *, label: str, **options) -> None:
+def _line(ax: Axes, across: Across, column: str, style: str, *, label: str, **options: Any) -> None:
     """A column, broken where values are missing and between blocks; a value with no neighbour is a mark."""
     values = across.values(column)
     for number, block in enumerate(across.blocks):

@@ -101,7 +101,9 @@ def _orders_for(rho: float) -> int:
     return min(_ORDERS, 2 + math.ceil(math.log(1e-9) / math.log(rho))) if rho < 1 else _ORDERS
 
 
-def _one_sided(act: Activation, mean_a, scale_a, mean_b, scale_b, rho) -> dict[str, np.ndarray]:
+def _one_sided(
+    act: Activation, mean_a: np.ndarray, scale_a: np.ndarray, mean_b: np.ndarray, scale_b: np.ndarray, rho: np.ndarray
+) -> dict[str, np.ndarray]:
     """Every expectation that depends on b only through its first two moments given a."""
     u, w = _nodes(mean_a, scale_a)
     a = mean_a[:, None] + scale_a[:, None] * u
@@ -109,7 +111,7 @@ def _one_sided(act: Activation, mean_a, scale_a, mean_b, scale_b, rho) -> dict[s
     b2 = b1 * b1 + (scale_b**2 * (1 - rho) * (1 + rho))[:, None]  # E[b^2 | a]
     s, s_c = _apply(act, a), _apply(act, RESCALE * a)
 
-    def expect(f):
+    def expect(f: np.ndarray) -> np.ndarray:
         return np.einsum("ij,ij->i", f, w)
 
     return {
@@ -136,7 +138,7 @@ def _mehler(c_a: np.ndarray, c_b: np.ndarray, rho: np.ndarray, hh_a: np.ndarray,
     return total + np.where(rho > 0, np.abs(rho) ** orders, 0.0) * np.sqrt(left[0] * left[1])
 
 
-def _ratio(numerator, denominator):
+def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(denominator > 0, numerator / denominator, np.nan)
 

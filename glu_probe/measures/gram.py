@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -135,16 +135,17 @@ class GramOperator:
             return self.of_shared(vectors, count, count)
         rows = self._fold.inward(vectors).T.float()
         squares = self._weights[[0] * count + [1] * unit.shape[1]].square()
-        image = self._fold.outward(self._loops.gram_images(self._as_stored(), rows, squares).T)
+        loops = self._loops
+        image = self._fold.outward(loops.gram_images(self._as_stored(loops.takes), rows, squares).T)
         return image[:, :count], image[:, count:]
 
-    def _as_stored(self) -> Iterator[tuple[slice, Matrix]]:
-        """All rows at once where they are in memory, else block by block."""
+    def _as_stored(self, takes: Callable[[torch.dtype], bool]) -> Iterator[tuple[slice, Matrix]]:
+        """All rows at once where they are in memory, else block by block; in float32 where their dtype is not taken."""
         whole = slice(0, self.rows)
         spans = [whole] if isinstance(self._read, HeldRows) else self._spans()
         for rows in spans:
             block = self._read(rows)
-            yield rows, block if self._loops.takes(block.dtype) else block.float()
+            yield rows, block if takes(block.dtype) else block.float()
 
     def _spans(self) -> list[slice]:
         return [slice(start, min(start + BLOCK, self.rows)) for start in range(0, self.rows, BLOCK)]

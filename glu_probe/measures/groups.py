@@ -67,7 +67,7 @@ def neuron_groups(
     rows = [
         (
             layer.layer, index, len(group), tuple(units.neurons[group].tolist()),
-            *_ranks(*(factor[group] for factor in factors), weight[group]),
+            *_ranks(factors[0][group], factors[1][group], factors[2][group], weight[group]),
         )
         for index, group in enumerate(groups)
     ]  # fmt: skip

@@ -97,13 +97,14 @@ def functional(
     # a row of zeros with a bias is a constant branch, and as such has a function
     defined = np.isfinite(query_norm + key_norm + bias_q + bias_k)
     defined &= (np.abs(query_norm) + np.abs(bias_q) > 0) & (np.abs(key_norm) + np.abs(bias_k) > 0)
-    if layer.functional_note() is not None or not defined.any():
+    act = layer.activation
+    if act is None or layer.functional_note() is not None or not defined.any():
         return out
     q, k, rho = query_norm[defined], key_norm[defined], np.nan_to_num(cos_qk[defined])
     if biased:
-        values = gaussian_quadrature(layer.activation, q, k, rho, bias_q[defined], bias_k[defined])
+        values = gaussian_quadrature(act, q, k, rho, bias_q[defined], bias_k[defined])
     else:
-        values = gaussian_table(layer.activation)(q, np.abs(rho))
+        values = gaussian_table(act)(q, np.abs(rho))
         values["energy"] = values["energy"] * k * k
     for name, array in out.items():
         array[defined] = values[name]
@@ -134,8 +135,8 @@ def duplicated(layer: LayerRows, products: RowProducts) -> np.ndarray:
     """
     out = np.zeros(layer.d_mlp, dtype=bool)
     dead = padded(products) | non_finite(layer, products)
-    _, inverse, counts = np.unique(products.qq, return_inverse=True, return_counts=True)
-    candidates = np.flatnonzero((counts[inverse.ravel()] > 1) & ~dead)
+    _, inverse, alike = np.unique(products.qq, return_inverse=True, return_counts=True)
+    candidates = np.flatnonzero((alike[inverse.ravel()] > 1) & ~dead)
     for members in _equal_rows(candidates, products.qq, products.kk, products.qk):
         hashes = [digest for part in torch.from_numpy(members).split(BLOCK) for digest in _hashes(layer, part)]
         counts = Counter(hashes)

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..layer_rows import LayerRows
+from ..layer_rows import LayerRows, Sampled
 from .products import RowProducts
 from .sampling import sampled
 
@@ -15,7 +15,7 @@ _COST = 2_000_000_000  # sample x weight products spent on a dense layer by defa
 _EXPERTS = 16  # among as many is that divided where there are routed ones, which a layer has dozens of
 
 
-def default_samples(layer: LayerRows) -> int:
+def default_samples(layer: Sampled) -> int:
     """Number of Gaussian inputs for a layer of this size: as many as a fixed cost buys, 32 to 1024.
 
     A routed expert gets a sixteenth of it: there are dozens in a layer, and a figure of the layer is over all of them.

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadOption
+from ..layer_rows import ROLES
 from ..neurons import GatedLayer
 from .tensor import UnitFactors
 
@@ -189,13 +190,12 @@ class _Rows:
 
     def block(self, rows: slice) -> Tensor:
         neurons = self.units.neurons[self.live[rows]]
-        layer = self.units.layer
-        factor = (layer.query, layer.key, layer.value)[self.factor]
-        return factor[neurons].double() / self.units.norms[self.factor, self.live[rows]][:, None]
+        factor = self.units.layer.rows(ROLES[self.factor], neurons)
+        return factor.double() / self.units.norms[self.factor, self.live[rows]][:, None]
 
 
 def _rows_of(units: UnitFactors, live: np.ndarray) -> tuple[_Rows, _Rows, _Rows]:
-    return tuple(_Rows(units, factor, live) for factor in range(3))
+    return _Rows(units, 0, live), _Rows(units, 1, live), _Rows(units, 2, live)
 
 
 def _cosines(first: _Rows, second: _Rows) -> np.ndarray:

@@ -128,7 +128,7 @@ class SampledLayer:
         if not usable.all():
             live = torch.from_numpy(usable)
             bias_q, bias_k = bias_q[live], bias_k[live]
-            factors = tuple(rows[live] for rows in factors)
+            factors = factors[0][live], factors[1][live], factors[2][live]
         sizes = torch.cat((square_q + bias_q**2, square_k + bias_k**2, square_v))
         sizes = sizes[sizes > 0]
         moderate = len(sizes) > 0 and bool((sizes > _IN_RANGE[0]).all() & (sizes < _IN_RANGE[1]).all())
@@ -154,6 +154,7 @@ class SampledLayer:
     def _coefficients(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """S(a) b, and what exchange and rescaling take away from it: small where they do nothing, and then exact."""
         act = self._layer.activation
+        assert act is not None  # or no outputs are taken
         plain = act(a) * b
         return plain, plain - act(b) * a, plain - act(RESCALE * a) * b / RESCALE
 

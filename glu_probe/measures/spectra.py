@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ..arguments import whole_number
 from ..errors import BadOption
-from ..layer_rows import ROLES, LayerRows, Role
+from ..layer_rows import ROLES, LayerRows, Role, Sizes
 from ..neurons import GatedLayer
-from .gram import GramOperator, Spectrum, exact_spectrum, iterated_spectra, sizes_alone
+from .gram import GramOperator, Krylov, Spectrum, exact_spectrum, iterated_spectra, sizes_alone
 from .lanes import every_core
 from .products import RowProducts, row_products
 
@@ -133,7 +133,7 @@ def effective_rank(sizes: Any) -> float:
     return min(float(np.exp(-(share * np.log(share)).sum())), float(share.size))
 
 
-def is_cheap(layer: LayerRows) -> bool:
+def is_cheap(layer: Sizes) -> bool:
     """Whether exact spectra cost little enough to be the default."""
     return layer.d_mlp * layer.d_model * min(layer.d_mlp, layer.d_model) <= EXACT_FLOPS
 
@@ -172,21 +172,23 @@ def _grams(layer: LayerRows, role: Role, square: Tensor) -> tuple[Matrix, Matrix
 
 
 def _iterated(layer: LayerRows, squares: dict[str, Tensor], rng: np.random.Generator) -> _Found:
-    found, shared, gate = {}, (math.nan, math.nan), None
+    found: dict[str, tuple[Spectrum, Spectrum]] = {}
+    shared = math.nan, math.nan
+    gate: Krylov | None = None
     for (name, square), role in zip(squares.items(), ROLES, strict=True):
         read, fold = layer.unfolded(role)
         operator = GramOperator(read, layer.d_model, square, fold)
         wanted = torch.zeros(layer.d_model, 0, dtype=torch.float64)
         if name == "up":  # what gate reads, as up sees it
+            assert gate is not None  # it comes first
             wanted = torch.cat((gate.basis, gate.probes), dim=1)
         one = iterated_spectra(operator, square, rng, wanted)
         found[name] = one.raw, one.unit
         if name == "gate":
             gate = one.krylov
-        if name == "up":
-            shared = gate.trace_with(
-                *one.images.split((gate.basis.shape[1], gate.probes.shape[1]), dim=1), one.rounding
-            )
+        if name == "up" and gate is not None:
+            basis, probes = one.images.split((gate.basis.shape[1], gate.probes.shape[1]), dim=1)
+            shared = gate.trace_with(basis, probes, one.rounding)
     return found, *shared
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..arguments import whole_number
-from ..layer_rows import ROLES, LayerRows
+from ..layer_rows import ROLES, LayerRows, Sizes
 from .lanes import every_core
 from .products import RowProducts, row_products
 from .sampling import sampled
@@ -126,7 +126,7 @@ def random_pairs(count: int) -> str:
     return f"{count} random pairs"
 
 
-def is_cheap(layer: LayerRows) -> bool:
+def is_cheap(layer: Sizes) -> bool:
     """Whether the exact value costs little enough to be the default."""
     return 5 * layer.d_mlp**2 * layer.d_model <= _EXACT_FLOPS
 

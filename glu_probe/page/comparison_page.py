@@ -100,7 +100,7 @@ def _measures(differences: pd.DataFrame) -> Table:
         judged = here["beyond_rounding"].dropna()
         rows.append({
             "model": model, "measure": measure, "base_value": here["base_value"].mean(), "value": here["value"].mean(),
-            "difference": here["difference"].mean(), "effect": here["effect"].median(),
+            "difference": here["difference"].mean(), "effect": here["effect"].dropna().median(),
             "effect_kind": next(iter(here["effect_kind"].dropna()), None), "largest_difference": most["difference"],
             "at": place(most), "rounding": here["rounding"].mean(),
             "beyond_rounding": f"{int(judged.sum())} of {len(judged)}" if len(judged) else None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from .pictures import FULL, Picture
+from .pictures import FULL, Picture, drawing
 
 if TYPE_CHECKING:
     from ..across.comparison import Comparison
@@ -44,7 +44,7 @@ def comparison_pictures(comparison: Comparison) -> Iterator[Picture]:
         band = " Bands: 5 to 95 % of neurons." if few and f"{measure}_q05" in layers else ""
         yield Picture(
             f"profile_{measure}", title, caption + band, (wide, 3.3),
-            lambda ax, m=measure: f.model_profiles(layers, m, by=by, ax=ax),
+            drawing(f.model_profiles, layers, measure, by=by),
         )  # fmt: skip
     limit, others = f.effect_limit(differences[differences["measure"].isin(f.EFFECT_MEASURES)]), comparison.models[1:]
     for index, model in _own_pictures(others, 4):
@@ -56,14 +56,14 @@ def comparison_pictures(comparison: Comparison) -> Iterator[Picture]:
             "Cohen's d of every neuron measure: the difference of means in units of the spread between neurons. Red: larger than "
             "in the base, blue: smaller. One scale for all measures"
             f"{'' if len(others) == 1 else ' and models'}. A dot: rounding of the weights explains as much.",
-            (min(FULL, width), height), lambda ax, m=model: f.difference_heatmap(differences, model=m, limit=limit, ax=ax),
+            (min(FULL, width), height), drawing(f.difference_heatmap, differences, model=model, limit=limit),
         )  # fmt: skip
     if len(comparison.models) > 2:
         for measure in _TRAJECTORIES:
             yield Picture(
                 f"trajectory_{measure}", f"{measure} over the models, in the order given",
                 "A line per layer, coloured by its relative depth; the thick line is the mean of layers.",
-                row, lambda ax, m=measure: f.model_trajectory(layers, m, ax=ax),
+                row, drawing(f.model_trajectory, layers, measure),
             )  # fmt: skip
         yield Picture(
             "angle_trajectory", "How far neurons turned, in the order given",
@@ -80,19 +80,19 @@ def comparison_pictures(comparison: Comparison) -> Iterator[Picture]:
             "Medians over the neurons of each MLP, gate, up and down. Dashed: what rounding to the stored types of "
             f"{model} alone would turn them by; dotted, those of {comparison.base}. Where a line lies on one of its own "
             "colour, nothing but that rounding is seen; errors of both files, where independent, add in quadrature.",
-            (min(FULL, max(8.2, 4.4 + 0.08 * len(followed))), 3.4), lambda ax, m=model: f.angle_profile(comparison.mlps, model=m, ax=ax),
+            (min(FULL, max(8.2, 4.4 + 0.08 * len(followed))), 3.4), drawing(f.angle_profile, comparison.mlps, model=model),
         )  # fmt: skip
         yield Picture(
             f"angle_histogram{suffix}", f"Angles of all neurons of {model}",
             "Neurons by the angle between their factors in the two models. Dashed and dotted: the medians that rounding in one file alone "
             "would give.",
-            (7.6, 3.5), lambda ax, m=model: f.angle_histogram(comparison.neurons, model=m, ax=ax),
+            (7.6, 3.5), drawing(f.angle_histogram, comparison.neurons, model=model),
         )  # fmt: skip
         if followed["rounding"].gt(0).any():
             yield Picture(
                 f"movement{suffix}", f"Movement of every neuron of {model}, and what rounding explains of it",
                 "On the line rounding explains all of it; neurons above the dashed one moved further than rounding takes them.",
-                (6.6, 4.6), lambda ax, m=model: f.movement_scatter(comparison.neurons, model=m, ax=ax),
+                (6.6, 4.6), drawing(f.movement_scatter, comparison.neurons, model=model),
             )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import base64
 import io
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,7 @@ def render(draw: Callable[[Any], object], size: tuple[float, float]) -> tuple[by
         size: in inches.
     """
     import matplotlib as mpl
+    from matplotlib.figure import Figure
 
     from ..figures import figure_axes
 
@@ -101,11 +103,18 @@ def render(draw: Callable[[Any], object], size: tuple[float, float]) -> tuple[by
     draw(ax)
     png, svg = io.BytesIO(), io.BytesIO()
     # neither the version of the plotting library nor the hour is part of the result
-    ax.figure.savefig(png, format="png", dpi=_DPI, metadata={"Software": None})
-    ax.figure.set_layout_engine("none")  # what was placed stays where it is
+    figure = ax.figure
+    assert isinstance(figure, Figure)  # the axes are new ones, in no figure's part
+    figure.savefig(png, format="png", dpi=_DPI, metadata={"Software": None})
+    figure.set_layout_engine("none")  # what was placed stays where it is
     with mpl.rc_context({"svg.hashsalt": "glu-probe"}):  # names inside the file are the same in every run
-        ax.figure.savefig(svg, format="svg", dpi=_DPI_INSIDE, metadata={"Date": None, "Creator": None})
+        figure.savefig(svg, format="svg", dpi=_DPI_INSIDE, metadata={"Date": None, "Creator": None})
     return png.getvalue(), svg.getvalue()
+
+
+def drawing(figure: Callable[..., Any], *args: Any, **options: Any) -> Callable[[Any], object]:
+    """What draws a figure with these arguments on the axes that it is given."""
+    return lambda ax: figure(*args, ax=ax, **options)
 
 
 def save(drawn: Iterable[Drawn], directory: Path) -> None:
@@ -116,4 +125,4 @@ def save(drawn: Iterable[Drawn], directory: Path) -> None:
             if data is None:
                 path.unlink(missing_ok=True)
             else:
-                write_atomically(path, lambda temporary, data=data: temporary.write_bytes(data))
+                write_atomically(path, partial(Path.write_bytes, data=data))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from ..report import Report
-from .pictures import FULL, HALF, Picture
+from .pictures import FULL, HALF, Picture, drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,9 +67,7 @@ def report_pictures(report: Report) -> Iterator[Picture]:
         (wide, 5.0), lambda ax: f.layer_heatmap(layers, ax=ax),
     )  # fmt: skip
     for measure, title, caption in _PROFILES:
-        yield Picture(
-            f"profile_{measure}", title, caption, (wide, 3.0), lambda ax, m=measure: f.layer_profile(layers, m, ax=ax)
-        )
+        yield Picture(f"profile_{measure}", title, caption, (wide, 3.0), drawing(f.layer_profile, layers, measure))
     yield Picture(
         "stable_ranks", "Stable ranks of the three matrices",
         "(Frobenius / spectral norm) squared, rows scaled to norm 1, so that no choice of coordinates enters: over how many "
@@ -167,5 +165,5 @@ def _of_experts(report: Report) -> Iterator[Picture]:
                 f"experts_{measure}{suffix}", f"{title}, expert by expert{where}",
                 f"Mean {measure} of each routed expert's neurons: a column per layer, a row per expert. Experts of different "
                 "layers have nothing to do with each other; what to look for is experts that differ from the rest of their layer.",
-                size, lambda ax, m=measure, t=tower: f.expert_heatmap(neurons, m, tower=t, ax=ax),
+                size, drawing(f.expert_heatmap, neurons, measure, tower=tower),
             )  # fmt: skip

@@ -182,11 +182,11 @@ def measure(
         def add(site: Site, a: torch.Tensor, b: torch.Tensor, indices: list[int] = indices) -> None:
             for row, index in enumerate(indices):
                 # contiguous groups: neighbouring sequences are of one document, and depend on each other
-                one = _flat(a[row : row + 1], first), _flat(b[row : row + 1], first)
-                moments[site][0].update(*one, group_of[index])
-                moments[site][1].update(*(branch[::stride] for branch in one), group_of[index])
+                one, other = _flat(a[row : row + 1], first), _flat(b[row : row + 1], first)
+                moments[site][0].update(one, other, group_of[index])
+                moments[site][1].update(one[::stride], other[::stride], group_of[index])
                 if top is not None:
-                    top.update(site, *one, index, first)
+                    top.update(site, one, other, index, first)
 
         runner.listen(ids, sites, add)
     return {site: Measured(neurons.estimates(), outputs.estimates()) for site, (neurons, outputs) in moments.items()}
@@ -195,7 +195,7 @@ def measure(
 def _start(
     runner: LanguageModel, site: Site, gauge: torch.Tensor, top: TopContexts | None
 ) -> tuple[NeuronMoments, OutputMoments]:
-    act = runner.checkpoint.activation_of(site)
+    act = runner.activation(site)
     if top is not None and site in top.chosen:
         top.start(site, act, gauge)
     return NeuronMoments(act, gauge), OutputMoments(act, gauge, runner.value(site).float())

@@ -181,7 +181,7 @@ def _frame_sha256(frame: pd.DataFrame, measure: str) -> str:
 
 def _fingerprint(checkpoint: Checkpoint, module: Any, attrs: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that decides about the rows of a target, by name; which other targets there are does not."""
-    facts = {"model": checkpoint.provenance() | {"notes": None}}
+    facts: dict[str, Any] = {"model": checkpoint.provenance() | {"notes": None}}
     if module is not None:
         facts["weights"] = weights_sha256(module)
     return facts | {name: attrs[name] for name in ("text", "calibration", "versions")} | attrs["options"]
@@ -229,8 +229,9 @@ class _Job:
         if subset is not None:
             energies = {site: one["zero_ablation"] for site, one in changes.items()}
             targets = with_subsets(targets, energies, *subset, seed)
-        found = {} if kept is None else {target: _rows(kept, target) for target in targets}
-        waiting = [target for target in targets if found.get(target) is None]
+        before = {} if kept is None else {target: _rows(kept, target) for target in targets}
+        found = {target: rows for target, rows in before.items() if rows is not None}
+        waiting = [target for target in targets if target not in found]
         runs = Runs(self._runner, self._evaluation, fits, self._first, {target.first for target in waiting or targets})
         self.clean_loss = runs.clean_loss
         if waiting:
@@ -261,7 +262,7 @@ class _Job:
 
     def _fits(self) -> dict[Site, Fitted]:
         """Gauges and fits of every MLP: two passes over the calibration text."""
-        sums = {site: Calibration(self._runner.checkpoint.activation_of(site), site.d_mlp) for site in self._sites}
+        sums = {site: Calibration(self._runner.activation(site), site.d_mlp) for site in self._sites}
         for phase in ("first", "second"):
 
             def add(site: Site, a: Tensor, b: Tensor, phase: str = phase) -> None:

@@ -45,7 +45,8 @@ def choose_neurons(neurons: Neurons, frame: pd.DataFrame, sites: Sequence[Site])
         BadOption: there is no such neuron or column, or it has no values.
     """
     if isinstance(neurons, str) and _PAIRS.fullmatch(neurons):
-        neurons = [tuple(int(number) for number in pair.split(":")) for pair in neurons.split(",")]
+        pairs = (pair.split(":") for pair in neurons.split(","))
+        neurons = [(int(layer), int(neuron)) for layer, neuron in pairs]
     if neurons is None or isinstance(neurons, str):
         return _highest(neurons, frame, sites)
     chosen: dict[Site, list[int]] = {}

@@ -68,6 +68,7 @@ class Calibration:
 
     def fitted(self) -> Fitted:
         """The fits; where a neuron never did anything its coefficients are 0."""
+        assert self._gauge is not None  # of the second pass
         bb, ab_b, ab_ab, gb, g_ab, ss, gs, total = self._sums
         determinant = bb * ab_ab - ab_b * ab_b
         regular = determinant > 1e-12 * bb * ab_ab

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..activations import Activation
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.sites import Site
 from ..errors import BadOption, FactorsDisagree, NoTokenizer, NotRunnable
@@ -176,6 +177,12 @@ class LanguageModel:
             )
         return sites
 
+    def activation(self, site: Site) -> Activation:
+        """Of an MLP that can be listened to, which is one whose activation is known."""
+        act = self.checkpoint.activation_of(site)
+        assert act is not None
+        return act
+
     def value(self, site: Site) -> Float[Tensor, "d_mlp d_model"]:
         """Down columns as the model holds them, as rows; a view."""
         module = self.bridge.get_submodule(self.listeners[site].product.removesuffix(".hook_in"))
@@ -263,8 +270,10 @@ class LanguageModel:
         x = x.reshape(-1, x.shape[-1]).cpu().to(layer.query.dtype)
         (a, b), on = layer.preactivations(x), listener.multipliers
         expected = {"a": a, "b": b, "S(a) b": layer.coefficients(x), "output": layer.forward(x)}
-        heard = (held[listener.gate] * on[0], held[listener.up] * on[1], held[listener.product] * on[1])
-        heard = (*heard, held[listener.output] * on[2])
+        heard = (
+            held[listener.gate] * on[0], held[listener.up] * on[1], held[listener.product] * on[1],
+            held[listener.output] * on[2],
+        )  # fmt: skip
         differences = {
             what: _relative(tensor.reshape(value.shape).cpu().to(value.dtype), value)
             for (what, value), tensor in zip(expected.items(), heard, strict=True)

@@ -74,16 +74,16 @@ def _from_transformers(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
             "a model is run from a directory or a hub repository, and this is a URL", where=checkpoint.name,
             hint="Download its files into a directory, with those of its tokenizer, and give that",
         )  # fmt: skip
-    options = {"dtype": dtype, "attn_implementation": "eager", "trust_remote_code": False}
-    place = ref.repo if ref.kind == "hub" else ref.path
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "eager", "trust_remote_code": False}
+    place = ref.repository if ref.kind == "hub" else ref.local
     if ref.kind == "hub":
         options["revision"] = ref.revision
         if ref.file and ref.file.lower().endswith(".gguf"):
             options |= {"gguf_file": ref.file, "quantization_config": GgufConfig(dequantize=True)}
     elif ref.kind == "file":
-        place = ref.path.parent
-        if ref.path.suffix.lower() == ".gguf":
-            options |= {"gguf_file": ref.path.name, "quantization_config": GgufConfig(dequantize=True)}
+        place = ref.local.parent
+        if ref.local.suffix.lower() == ".gguf":
+            options |= {"gguf_file": ref.local.name, "quantization_config": GgufConfig(dequantize=True)}
     try:
         with quiet():
             return AutoModelForCausalLM.from_pretrained(place, **options)

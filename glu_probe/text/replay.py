@@ -59,9 +59,10 @@ class Replayer:
         """
         first = bridge.blocks[0]
         lists = [m for m in bridge.original_model.modules() if isinstance(m, nn.ModuleList) and len(m)]
-        self._layers = next((m for m in lists if m[0] is first), None)
-        if self._layers is None:
+        layers = next((m for m in lists if m[0] is first), None)
+        if layers is None:
             raise LookupError("the model's layers do not stand in one list")
+        self._layers = layers
         self.depth = len(self._layers)
         self._attention = [_attention_of(layer) for layer in self._layers]
         self._tuples = False
@@ -86,10 +87,10 @@ class Replayer:
                     lambda module, args, kwargs, index=index: record(index, args, kwargs), with_kwargs=True
                 )
             )
-            if self._attention[index] is not None:
-                parent, name = self._attention[index]
+            attention = self._attention[index]
+            if attention is not None:
                 handles.append(
-                    parent._modules[name].register_forward_hook(
+                    attention.module.register_forward_hook(
                         lambda module, args, output, index=index: record_attention(index, output)
                     )
                 )
@@ -115,18 +116,19 @@ class Replayer:
             attention: what its attention gives, as it was recorded; None to compute it.
         """
         given = (residual,) if self._tuples else residual
-        places = [(self._layers._modules, str(index), given) for index in range(layer)]
+        places: list[tuple[nn.Module, str, Any]] = [(self._layers, str(index), given) for index in range(layer)]
         if attention is not None:
-            parent, name = self._attention[layer]
-            places.append((parent._modules, name, attention))
-        kept = [modules[name] for modules, name, _ in places]
+            own = self._attention[layer]
+            assert own is not None  # or nothing was recorded of it
+            places.append((own.parent, own.name, attention))
+        kept = [parent.get_submodule(name) for parent, name, _ in places]
         try:
-            for (modules, name, output), original in zip(places, kept, strict=True):
-                modules[name] = _Recorded(original, output)
+            for (parent, name, output), original in zip(places, kept, strict=True):
+                parent._modules[name] = _Recorded(original, output)
             yield
         finally:
-            for (modules, name, _), original in zip(places, kept, strict=True):
-                modules[name] = original
+            for (parent, name, _), original in zip(places, kept, strict=True):
+                parent._modules[name] = original
 
     @contextlib.contextmanager
     def without_head(self) -> Iterator[list[Residual]]:
@@ -146,15 +148,21 @@ class Replayer:
             handle.remove()
 
 
-def _attention_of(layer: nn.Module) -> tuple[nn.Module, str] | None:
+class _Attention(NamedTuple):
+    """The attention of a layer, and the name under which its parent calls it."""
+
+    parent: nn.Module
+    name: str
+    module: nn.Module
+
+
+def _attention_of(layer: nn.Module) -> _Attention | None:
     """The model's own layer within TransformerLens' wrapping, and the name under which it calls its attention."""
     inner, attention = layer._modules.get("_original_component"), getattr(layer, "attn", None)
-    names = (
-        [name for name, child in inner._modules.items() if child is attention]
-        if inner is not None and attention
-        else []
-    )
-    return (inner, names[0]) if len(names) == 1 else None
+    if inner is None or not attention:
+        return None
+    names = [name for name, child in inner._modules.items() if child is attention]
+    return _Attention(inner, names[0], attention) if len(names) == 1 else None
 
 
 @torch.inference_mode()

@@ -58,12 +58,14 @@ class Cost:
     @classmethod
     def joined(cls, parts: Sequence[Cost]) -> Cost:
         """Of all batches."""
-        arrays = (np.concatenate([getattr(p, n) for p in parts]) for n in ("loss", "divergence", "losses", "positions"))
-        return cls(*arrays, sum(p.gap for p in parts), sum(p.output for p in parts))
+        loss, divergence, losses, positions = (
+            np.concatenate([getattr(p, n) for p in parts]) for n in ("loss", "divergence", "losses", "positions")
+        )
+        return cls(loss, divergence, losses, positions, sum(p.gap for p in parts), sum(p.output for p in parts))
 
     def row(self, suffix: str = "") -> dict[str, float]:
         """Means per token, with standard errors over sequences."""
-        out = {}
+        out: dict[str, float] = {}
         for name, sums, counts in (("delta_loss", self.loss, self.losses), ("kl", self.divergence, self.positions)):
             mean, count = sums.sum() / counts.sum(), len(sums)
             residual = (sums - mean * counts) / counts.mean()
@@ -185,7 +187,7 @@ class Runs:
                 energies[place] += some.double().square().sum().item()
             return (product + delta).to(tensor).reshape(tensor.shape)
 
-        hooks = []
+        hooks: list[tuple[str, Callable[..., Any]]] = []
         for site in edits:
             listener = self._runner.listeners[site]
             hooks += [(name, partial(keep, name=name)) for name in (listener.gate, listener.up)]
@@ -200,7 +202,7 @@ class Runs:
         return self._values[site]
 
     def _edits(self, target: Target, case: Case) -> dict[Site, Edit]:
-        edits = {}
+        edits: dict[Site, Edit] = {}
         for site in target.sites:
             mask = torch.ones(site.d_mlp) if target.masks is None else target.masks[site].clone()
             for where, neuron in case.spared:

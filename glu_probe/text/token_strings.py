@@ -45,6 +45,7 @@ class TokenStrings:
     def quoted(self, token: int) -> str:
         """The token as a Python literal: ' the', or b'\\xe2\\x80' where it is not a whole character."""
         piece = self.pieces[token]
+        assert piece is not None  # only tokens are quoted
         if self.spelling == "bytes" and all(letter in _letters() for letter in piece):
             raw = bytes(_letters()[letter] for letter in piece)
         elif self.spelling == "spaces":
@@ -80,10 +81,10 @@ def token_strings(checkpoint: Checkpoint, tokenizer: Any = None) -> TokenStrings
             raise NoTokenizer("the GGUF file holds no tokens", where=ref.name, hint="Give a tokenizer with tokenizer=")
         tokenizer = load_tokenizer(ref)
     known = tokenizer.get_vocab()
-    pieces = [None] * (max(known.values(), default=-1) + 1)
+    named: list[str | None] = [None] * (max(known.values(), default=-1) + 1)
     for piece, token in known.items():
-        pieces[token] = piece.decode(errors="backslashreplace") if isinstance(piece, bytes) else piece
-    return TokenStrings.of(pieces)
+        named[token] = piece.decode(errors="backslashreplace") if isinstance(piece, bytes) else piece
+    return TokenStrings.of(named)
 
 
 @functools.cache

@@ -40,9 +40,9 @@ def load_tokenizer(ref: str | os.PathLike | ModelRef) -> Any:
     if ref.kind == "hub":
         tokenizer = _from_hub(ref)
     elif ref.is_gguf:
-        tokenizer = _from_gguf(ref.path.absolute())
+        tokenizer = _from_gguf(ref.local.absolute())
     else:
-        tokenizer = _from_directory((ref.path if ref.kind == "directory" else ref.path.parent).absolute())
+        tokenizer = _from_directory((ref.local if ref.kind == "directory" else ref.local.parent).absolute())
     tokenizer.name_or_path = ref.name
     return tokenizer
 
@@ -51,11 +51,11 @@ def _from_hub(ref: ModelRef) -> Any:
     def refuse(error: Exception) -> None:
         cause = _hub_error(error)
         if cause is not None:
-            with translated(ref.repo, ref.revision):
+            with translated(ref.repository, ref.revision):
                 raise cause from None
 
     kind = {"gguf_file": ref.file} if ref.is_gguf else {}
-    return _loaded(ref.name, ref.repo, revision=ref.revision or "main", refuse=refuse, **kind)
+    return _loaded(ref.name, ref.repository, revision=ref.revision or "main", refuse=refuse, **kind)
 
 
 def _from_gguf(path: Path) -> Any:

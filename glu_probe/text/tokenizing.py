@@ -103,7 +103,7 @@ def _streams(
         return
     joined: list[int] = []
     for number, document in enumerate(documents):
-        ids = ([eos] if pack and number else []) + _ids(tokenizer, document.text, left)
+        ids = ([eos] if pack and number and eos is not None else []) + _ids(tokenizer, document.text, left)
         if pack:
             joined += ids[:left]
         else:

@@ -123,15 +123,12 @@ class Tokens:
                 hint="Give more text, or a shorter length",
             )
         how = how if self.part is None else f"{self.part}; {how}"
-        numbers = range(len(self.sequences))
-        return tuple(
-            dataclasses.replace(
-                self,
-                sequences=[self.sequences[i] for i in numbers if (i in first) is wanted],
-                part=f"{how}, {'first' if wanted else 'second'} part",
-            )
-            for wanted in (True, False)
-        )
+
+        def part(wanted: bool) -> Tokens:
+            sequences = [sequence for i, sequence in enumerate(self.sequences) if (i in first) is wanted]
+            return dataclasses.replace(self, sequences=sequences, part=f"{how}, {'first' if wanted else 'second'} part")
+
+        return part(True), part(False)
 
     def words(self) -> dict[str, Any]:
         """What was run, for provenance: only numbers, strings and lists of them."""

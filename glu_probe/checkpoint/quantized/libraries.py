@@ -29,18 +29,18 @@ def bitsandbytes(name: str) -> ModuleType:
 
 @contextlib.contextmanager
 def _nothing_fetched() -> Iterator[None]:
-    logger, absent = logging.getLogger("bitsandbytes"), object()
-    level, kernels = logger.level, sys.modules.get("kernels", absent)
+    logger = logging.getLogger("bitsandbytes")
+    # None in the place of a module says that it cannot be imported; may stand there already
+    modules: dict[str, ModuleType | None] = sys.modules  # type: ignore[assignment]
+    level, before = logger.level, {name: modules[name] for name in ("kernels",) if name in modules}
     logger.setLevel(logging.ERROR)  # it warns that it could not fetch that code
-    sys.modules["kernels"] = None
+    modules["kernels"] = None
     try:
         yield
     finally:
         logger.setLevel(level)
-        if kernels is absent:
-            del sys.modules["kernels"]
-        else:
-            sys.modules["kernels"] = kernels
+        del modules["kernels"]
+        modules |= before
 
 
 def _load(name: str, library: str, module: str) -> ModuleType:
