@@ -110,6 +110,9 @@ def _subset(words: str, checkpoint: Checkpoint, text: Any, tokens: int, common: 
             f"subset {words!r} is not understood",
             hint="Write MEASURE:SHARE, as exchange_asymmetry:0.1; a share is at most 0.5",
         )
+    from ..text.targets import refuse_unknown_measure
+
+    refuse_unknown_measure(measure)
     if not measure.endswith("_text"):
         return measure, share
     from ..text.activations import probe_text

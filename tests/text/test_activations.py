@@ -151,12 +151,24 @@ def test_tokens_limits_the_text(directory):
     assert "the text is 4 sequences long: standard errors on text are rough" in report.provenance["notes"]
 
 
+@pytest.mark.parametrize(("options", "said"), [
+    ({"tokens": 32}, "31 positions in 1 sequence take part, the first of every sequence left out, .* needs 32"),
+    ({"tokens": 31, "first_position": True}, "31 positions in 1 sequence take part, and"),
+    ({"tokens": 32, "length": 2}, "16 positions in 16 sequences take part, .* longer sequences lose fewer"),
+])  # fmt: skip
+def test_what_is_fitted_needs_positions(directory, monkeypatch, options, said):
+    """Of a single position every gauge makes the two branches equal, so that no neuron would be asymmetric."""
+    monkeypatch.setattr(activations.LanguageModel, "load", None)  # it is said before the model is
+    with pytest.raises(TextTooShort, match=said):
+        gp.probe_text(directory, [words(60)], **{"length": 64, **options})
+
+
 def test_one_sequence_has_no_errors(directory):
-    report = gp.probe_text(directory, ["a few words only"], length=64)
+    report = gp.probe_text(directory, [words(60)], length=64, tokens=33)
     assert report.neurons["exchange_asymmetry_text"].notna().all()
     assert report.neurons["exchange_asymmetry_text_se"].isna().all()
     assert report.layers["exchange_asymmetry_text_mean_se"].isna().all()
-    assert "standard errors on text are missing" in report.provenance["notes"][-1]
+    assert report.provenance["notes"][-1] == "the text is 1 sequence long: standard errors on text are missing"
     assert "nan" not in " ".join(report.findings)
 
 
