@@ -62,13 +62,24 @@ def weight_report(checkpoint: Checkpoint, **options: Any) -> Report:
 
 @app.command(epilog="Example: glu-probe plot smollm2")
 def plot(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a saved report or comparison.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="What `report`, `activations`, `compare` or `causal` wrote.")
+    ],
 ) -> None:
-    """Draw a saved report or comparison again."""
-    from ..across.comparison import Comparison, is_saved_comparison
+    """Draw a saved report, comparison or costs again."""
+    from ..saved_results import kind_of_results
+
+    kind = kind_of_results(directory)
+    if kind == "costs":
+        from ..text.saving import draw_costs, load_costs
+
+        notes(draw_costs(load_costs(directory), directory))
+        echo(f"wrote {directory / 'figures'}")
+        return
+    from ..across.comparison import Comparison
     from ..report import Report
 
-    saved, page = (Comparison, "compare.html") if is_saved_comparison(directory) else (Report, "report.html")
+    saved, page = (Comparison, "compare.html") if kind == "comparison" else (Report, "report.html")
     notes(saved.load(directory).draw(directory))
     echo(f"wrote {directory / page}")
 
