@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..checkpoint.ref import public
+from . import application
 from .printing import notes
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def command_line() -> list[str]:
     """What was typed, for provenance; without what is secret in URLs."""
-    return ["glu-probe", *map(public, sys.argv[1:])]
+    return ["glu-probe", *map(public, application.typed)]
 
 
 @contextmanager
