@@ -93,7 +93,11 @@ class Parts:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise Unreadable(f"a part cannot be read: {error.strerror}", where=self._file(name)) from None
+            raise Unreadable(
+                f"a part cannot be read: {error.strerror}",
+                where=self._file(name),
+                hint="Run the same command again: what is missing is measured anew",
+            ) from None
         return body if head == _checksum(body) else None
 
     def keep(self, name: str, body: bytes) -> None:
