@@ -20,16 +20,18 @@ class Listing(str, Enum):
     families = "families"
     interventions = "interventions"
     finders = "finders"
+    samples = "samples"
 
 
 @app.command(epilog="Example: glu-probe ls measures")
 def ls(what: Annotated[Listing, typer.Argument(help="What to list.")], as_json: AsJson = False) -> None:
-    """List the measures, the families, the interventions of `causal` or what `find` finds."""
+    """List the measures, the families, the interventions of `causal`, what `find` finds, or the models of `demo`."""
     rows, text = {
         Listing.measures: (_measures, _measures_text),
         Listing.families: (_families, _families_text),
         Listing.interventions: (_interventions, _interventions_text),
         Listing.finders: (_finders, _finders_text),
+        Listing.samples: (_samples, _samples_text),
     }[what]
     if as_json:
         print_json(rows())
@@ -45,6 +47,24 @@ def _interventions() -> list[dict[str, Any]]:
 
 def _interventions_text(rows: list[dict[str, Any]]) -> str:
     return _columns((row["name"], row["gauge"], row["meaning"]) for row in rows)
+
+
+def _samples() -> list[dict[str, Any]]:
+    from ..sample_models import SAMPLES, cache_directory, is_cached
+
+    return [
+        {"name": name, "model": one.name, "megabytes": one.megabytes,
+         "path": str(cache_directory() / one.file) if is_cached(one) else None}
+        for name, one in SAMPLES.items()
+    ]  # fmt: skip
+
+
+def _samples_text(rows: list[dict[str, Any]]) -> str:
+    return _columns(
+        (row["name"], row["model"], f"{row['megabytes']} MB",
+         row["path"] or f"not fetched: `glu-probe demo --model {row['name']}` does")
+        for row in rows
+    )  # fmt: skip
 
 
 def _finders() -> list[dict[str, Any]]:
