@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .application import app
-from .options import AsJson, Device, Dtype, Layers, Length, Model, Opening, Out, Text, spread
+from .options import AsJson, Device, Dtype, Fresh, Layers, Length, Model, Opening, Out, Text, spread
 from .printing import echo, estimate, notes, number, print_json, progress, records
 from .saving import command_line, parts_directory
 
@@ -53,6 +53,7 @@ def causal(
     dtype: Dtype = "float32",
     opening: Opening,
     seed: Annotated[int, typer.Option(min=0, help="Of the random controls.")] = 0,
+    fresh: Fresh = False,
     figures: Annotated[bool, typer.Option(help="Draw figures.")] = True,
     as_json: AsJson = False,
 ) -> None:
@@ -69,7 +70,7 @@ def causal(
     checkpoint = opening.open(model)
     source = [document.text for document in read_texts(text)] if text == "-" else text  # it can be read once
     common = {"layers": layers, "length": length, "first_position": first_position, "device": device, "dtype": dtype}
-    with parts_directory(out) as parts:
+    with parts_directory(out, "costs", fresh=fresh) as parts:
         costs = run(
             checkpoint,
             source,
