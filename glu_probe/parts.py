@@ -82,8 +82,7 @@ class Parts:
             raise BadOption(
                 f"these are parts of another run: {', '.join(words[:_SHOWN])}",
                 where=self.directory,
-                hint="Go on with the options of that run, give another directory, or remove this one "
-                "(`glu-probe report --fresh` does)",
+                hint="Go on with the options of that run, give another directory, or remove this one (`--fresh` does)",
             )
 
     def get(self, name: str) -> bytes | None:
