@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import glu_probe as gp
-from glu_probe.errors import BadOption, FactorsDisagree, NoTokenizer, NotRunnable
+from glu_probe.errors import BadOption, FactorsDisagree, NoTokenizer, NotRunnable, TextTooShort
 from glu_probe.text import causal as causal_module
 from glu_probe.text import replay, runs
 from glu_probe.text.documents import Document
