@@ -77,7 +77,7 @@ def test_layers_are_chosen_of_saved_reports_too(run, models, tmp_path):
     wanted = whole.differences[whole.differences["layer"] == 1].reset_index(drop=True)
     assert part.differences["difference"].tolist() == pytest.approx(wanted["difference"].tolist(), nan_ok=True)
     for sources in (places, [models[0], places[1]], [places[0], models[1]]):
-        code, _, err = run("compare", *sources, *common, "--layers", "50")
+        code, _, err = run("compare", *sources, "-o", tmp_path / "other", "--layers", "50")
         assert (code, "error: BadOption: base: there is no layer 50" in err) == (2, True), err
 
 

@@ -337,7 +337,7 @@ def test_a_model_that_needs_its_lower_layers_is_refused(monkeypatch):
     ({"interventions": ["exchnge"]}, BadOption, "no intervention 'exchnge'"),
     ({"interventions": []}, BadOption, "no intervention is asked for"),
     ({"tokens": 40, "calibration": 40}, TextTooShort, "makes 3 sequences, and calibration and evaluation need two each"),
-    ({"tokens": 40, "calibration": 40, "length": 8}, TextTooShort, "calibration text is too short: .* needs 32"),
+    ({"tokens": 40, "calibration": 24, "length": 8}, TextTooShort, "calibration text is too short: .* needs 32"),
     ({"tokens": 0}, BadOption, "tokens is 0"),
     ({"spare": -1}, BadOption, "spare is -1"),
     ({"spare": 1.5}, BadOption, "spare is 1.5"),
