@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
 import typer
 
@@ -25,7 +25,9 @@ from .neuron_cards import neuron
 from .reports import demo, plot, report
 from .text_reports import activations
 
-UsageError = typer.BadParameter.__base__  # of click, or of the copy of it that typer brings along
+_UsageError = cast(
+    "type[Exception]", typer.BadParameter.__base__
+)  # of click, or of the copy of it that typer brings along
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -41,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
         code = app(arguments, prog_name="glu-probe", standalone_mode=False)
     except GluProbeError as error:
         _explain(error, debug)
-    except UsageError as error:
+    except _UsageError as error:
         _explain(_refused(error), debug)
     except typer.Abort:
         sys.exit(1)
@@ -62,7 +64,7 @@ def _explain(error: GluProbeError, debug: bool) -> NoReturn:
     sys.exit(error.exit_code)
 
 
-def _refused(error: UsageError) -> BadOption:
+def _refused(error: Any) -> BadOption:
     """What typer has against the arguments, as an error of this package. Without any arguments it shows the help, and stops."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
