@@ -37,5 +37,5 @@ def listed(names: list[str]) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """As "1 sequence", "2 sequences"."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+    """As "1 sequence", "2 sequences", "1,000 sequences"."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")

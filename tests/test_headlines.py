@@ -20,7 +20,7 @@ from glu_probe.headlines import (
     regime,
     standing_apart,
 )
-from glu_probe.phrases import percent
+from glu_probe.phrases import counted, percent
 from glu_probe.testing import write_tiny_checkpoint
 
 from .support import write_llama
@@ -250,3 +250,12 @@ def test_no_gated_layer(report):
 ])  # fmt: skip
 def test_what_rounds_to_nothing_has_no_sign(value, form, words):
     assert percent(value, form) == words
+
+
+def test_one_is_no_plural():
+    assert [counted(number, "layer") for number in (0, 1, 2, 1000)] == [
+        "0 layers",
+        "1 layer",
+        "2 layers",
+        "1,000 layers",
+    ]

@@ -21,7 +21,7 @@ def test_two_models(run, models, tmp_path):
     out = tmp_path / "out"
     code, text, err = run("compare", *models, "-o", out, "--samples", 8, "--seed", 3, "--layers", "0:1")
     assert code == 0
-    assert text.startswith("base (1 layers, silu, stored as F32) is the base, beside it tuned")
+    assert text.startswith("base (1 layer, silu, stored as F32) is the base, beside it tuned")
     assert f"wrote {out / 'compare.html'}" in text
     assert err == ""
     assert {"layers.csv", "differences.csv", "mlps.csv", "compare.html", "figures", "provenance.json"} <= {
