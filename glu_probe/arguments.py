@@ -47,9 +47,11 @@ def vector(name: str, value: Any, size: int) -> Float[Tensor, " size"]:
     try:
         tensor = torch.as_tensor(value).detach().cpu()
     except (TypeError, ValueError, RuntimeError):
-        raise BadOption(f"{name} is {type(value).__name__}, not numbers") from None
+        raise BadOption(
+            f"{name} is {type(value).__name__}, not numbers", hint="Give numbers: a list, an array or a tensor"
+        ) from None
     if tensor.is_complex():
         raise BadOption(f"{name} is complex", hint="Give real numbers")
     if tensor.shape != (size,):
-        raise ShapeMismatch(f"{name} is {list(tensor.shape)}, expected [{size}]")
+        raise ShapeMismatch(f"{name} is {list(tensor.shape)}, expected [{size}]", hint="Give one number for each")
     return tensor.double()

@@ -201,7 +201,10 @@ class _Reference:
 
     def _compare(self, mlp: _MLP, row: dict[str, Any]) -> None:
         if self._gguf:
-            raise NotComparable("a GGUF file does not hold the configuration that transformers builds a model from")
+            raise NotComparable(
+                "a GGUF file does not hold the configuration that transformers builds a model from; `glu-probe activations` "
+                "compares the factors with the running model, where transformers can load the file"
+            )
         need = 12 * mlp.size  # the module and the factors in float32, and working copies
         if need > self._limit:
             raise NotComparable(

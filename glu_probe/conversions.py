@@ -23,7 +23,9 @@ _BRANCH_BIASES = ("query_bias", "key_bias")
 
 def _expect(form: object, kind: type[MLPForm]) -> None:
     if not isinstance(form, kind):
-        raise BadOption(f"this conversion takes a {kind.__name__}, found {type(form).__name__}")
+        raise BadOption(
+            f"this conversion takes a {kind.__name__}, found {type(form).__name__}", hint=f"Give a {kind.__name__}"
+        )
 
 
 def global_query_to_standard(form: GlobalQueryMLP) -> StandardMLP:
@@ -148,7 +150,10 @@ def gated_to_layer(form: GatedMLP, norm_gain: Float[Tensor, " d_model"] | None =
     factors: dict[str, Any] = {name: tensor.detach().clone() for name, tensor in form.factors.items()}
     if norm_gain is not None:
         if norm_gain.shape != (form.d_model,):
-            raise ShapeMismatch(f"norm_gain must be [{form.d_model}], found {list(norm_gain.shape)}")
+            raise ShapeMismatch(
+                f"norm_gain must be [{form.d_model}], found {list(norm_gain.shape)}",
+                hint="Give one gain for each direction of the input",
+            )
         gain = norm_gain.detach().to(form.query)
         factors |= {name: factors[name] * gain for name in ("query", "key")}
     norm = "none" if norm_gain is None else "RMSNorm gain folded in"
@@ -168,7 +173,10 @@ def symmetric_pairs(form: BilinearAttentionMLP) -> BilinearAttentionMLP:
     """
     _expect(form, BilinearAttentionMLP)
     if form.query_bias is not None or form.key_bias is not None:
-        raise BadOption("a form with biases on its branches has linear terms, no eigenvectors alone")
+        raise BadOption(
+            "a form with biases on its branches has linear terms, no eigenvectors alone",
+            hint="Leave out the biases of the branches, or fold them into a constant input",
+        )
     span = torch.cat((form.query, form.key), dim=2).detach()  # [d_mlp, d_model, 2 r]
     basis, _ = torch.linalg.qr(span)
     query, key = (

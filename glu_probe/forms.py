@@ -108,7 +108,10 @@ class MLPForm(nn.Module):
         given = {name: tensor for name, tensor in factors.items() if tensor is not None}
         needed = {name for name in cls.axes if not name.endswith("_bias")}
         if not needed <= {*given} <= {*cls.axes}:
-            raise ShapeMismatch(f"{cls.__name__} has {', '.join(cls.axes)}, found {', '.join(given) or 'nothing'}")
+            raise ShapeMismatch(
+                f"{cls.__name__} has {', '.join(cls.axes)}, found {', '.join(given) or 'nothing'}",
+                hint="Give these factors by name, those that end in _bias if there are any",
+            )
         sizes: dict[str, Any] = {}
         for name, tensor in given.items():
             if not isinstance(tensor, Tensor):
@@ -124,12 +127,14 @@ class MLPForm(nn.Module):
                     f"{name} must be [{', '.join(axes)}], found {list(shape)}"
                     + "".join(f"; {axis} is {sizes[axis]}" for axis in dict.fromkeys(axes) if axis in sizes),
                     where=cls.__name__,
+                    hint="Transpose or cut it so that all factors have the same sizes",
                 )
         example = given["value"]
         if len({(tensor.dtype, tensor.device) for tensor in given.values()}) > 1 or not example.is_floating_point():
             raise BadOption(
                 f"{cls.__name__} needs factors of one floating dtype on one device, found "
-                + ", ".join(f"{name} {tensor.dtype} on {tensor.device}" for name, tensor in given.items())
+                + ", ".join(f"{name} {tensor.dtype} on {tensor.device}" for name, tensor in given.items()),
+                hint="Convert them with .to(dtype=..., device=...)",
             )
         form = cls(**sizes, activation=activation, device="meta", dtype=example.dtype)
         for name in cls.axes:
@@ -199,7 +204,11 @@ class MLPForm(nn.Module):
             ShapeMismatch: x is not d_model wide.
         """
         if x.shape[-1:] != (self.d_model,):
-            raise ShapeMismatch(f"x is {list(x.shape)}, expected [..., {self.d_model}]", where=type(self).__name__)
+            raise ShapeMismatch(
+                f"x is {list(x.shape)}, expected [..., {self.d_model}]",
+                where=type(self).__name__,
+                hint="The last axis of x is the input's direction",
+            )
         out = einsum(self.coefficients(x), self.value, "... d_mlp, d_mlp d_model -> ... d_model")
         return out if self.output_bias is None else out + self.output_bias
 

@@ -72,12 +72,17 @@ class GatedLayer(LayerRows):
                 "query, key and value must all be [d_mlp, d_model], found "
                 f"{list(shape)}, {list(self.key.shape)}, {list(self.value.shape)}",
                 where=where,
+                hint="Row i of each is neuron i: transpose what is stored the other way round",
             )
         biases = {"query_bias": shape[0], "key_bias": shape[0], "output_bias": shape[1]}
         for name, size in biases.items():
             bias = getattr(self, name)
             if bias is not None and bias.shape != (size,):
-                raise ShapeMismatch(f"{name} must be [{size}], found {list(bias.shape)}", where=where)
+                raise ShapeMismatch(
+                    f"{name} must be [{size}], found {list(bias.shape)}",
+                    where=where,
+                    hint="query_bias and key_bias have an entry per neuron, output_bias one per direction of the residual stream",
+                )
         dtypes = {self.query.dtype, self.key.dtype, self.value.dtype}
         if len(dtypes) > 1 or dtypes.pop() not in (torch.float32, torch.float64):
             raise BadOption(
@@ -126,7 +131,11 @@ class GatedLayer(LayerRows):
             ShapeMismatch: x is not d_model wide.
         """
         if x.shape[-1:] != (self.d_model,):
-            raise ShapeMismatch(f"x is {list(x.shape)}, expected [..., {self.d_model}]", where=f"layer {self.layer}")
+            raise ShapeMismatch(
+                f"x is {list(x.shape)}, expected [..., {self.d_model}]",
+                where=f"layer {self.layer}",
+                hint="The last axis of x is the residual stream",
+            )
         a = einsum(x, self.query, "... d_model, d_mlp d_model -> ... d_mlp")
         b = einsum(x, self.key, "... d_model, d_mlp d_model -> ... d_mlp")
         a = a if self.query_bias is None else a + self.query_bias
@@ -160,6 +169,7 @@ class GatedLayer(LayerRows):
             raise BadOption(
                 f"key and value cannot be rescaled against each other: b acts as {self.activation.up_formula}",
                 where=f"layer {self.layer}",
+                hint="Such an up branch is not linear: rescale a layer whose activation leaves it as it is",
             )
         return replace(
             self,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from .checkpoint.checkpoint import Checkpoint, spans
+from .phrases import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,7 +39,7 @@ def _shapes(part: pd.DataFrame, infos: Mapping[str, TensorInfo]) -> Iterator[str
     """Lines about every kind of MLP of a tower."""
     part = part.assign(kind=part["expert"].map(_kind, na_action=None))
     for (kind, d_mlp, layout, dtype), group in part.groupby(["kind", "d_mlp", "layout", "dtype"], sort=False):
-        count = f"{len(group)} MLPs" if kind != "dense" else f"{len(group)} layers"
+        count = counted(len(group), "layer" if kind == "dense" else "MLP")
         first = group.iloc[0]
         yield (
             f"  {count}  {spans(sorted(set(group['layer'])))}: {kind}, d_model {first['d_model']}, "

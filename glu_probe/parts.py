@@ -82,8 +82,7 @@ class Parts:
             raise BadOption(
                 f"these are parts of another run: {', '.join(words[:_SHOWN])}",
                 where=self.directory,
-                hint="Go on with the options of that run, give another directory, or remove this one "
-                "(`glu-probe report --fresh` does)",
+                hint="Go on with the options of that run, give another directory, or remove this one (`--fresh` does)",
             )
 
     def get(self, name: str) -> bytes | None:
@@ -93,7 +92,11 @@ class Parts:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise Unreadable(f"a part cannot be read: {error.strerror}", where=self._file(name)) from None
+            raise Unreadable(
+                f"a part cannot be read: {error.strerror}",
+                where=self._file(name),
+                hint="Run the same command again: what is missing is measured anew",
+            ) from None
         return body if head == _checksum(body) else None
 
     def keep(self, name: str, body: bytes) -> None:

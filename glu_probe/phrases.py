@@ -6,8 +6,9 @@ import pandas as pd
 
 
 def percent(value: float, form: str = ".0%") -> str:
-    """A share as a percentage."""
-    return f"{value:{form}}".replace("%", " %")
+    """A share as a percentage; what rounds to 0 has no sign."""
+    text = f"{value:{form}}".replace("%", " %")
+    return text if any(digit in text for digit in "123456789") else text.removeprefix("-")
 
 
 def span(values: pd.Series, form: str = ".3g") -> str:
@@ -33,3 +34,8 @@ def several(names: list[str], at_most: int = 4) -> str:
 def listed(names: list[str]) -> str:
     """As "a, b and c"."""
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def counted(number: int, noun: str) -> str:
+    """As "1 sequence", "2 sequences", "1,000 sequences"."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")

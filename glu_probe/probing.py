@@ -160,7 +160,11 @@ def _chosen(
     chosen = select_layers(layers, sorted({layer for present in stacks.values() for layer in present}))
     sites = [site for site in checkpoint.sites if site.tower in stacks and site.layer in chosen]
     if not sites:
-        raise BadOption(f"layers {layers!r} have no gated MLP", where=checkpoint.name)
+        raise BadOption(
+            f"layers {layers!r} have no gated MLP",
+            where=checkpoint.name,
+            hint="`glu-probe inspect MODEL` lists the layers that have one",
+        )
     gated = {(site.tower, site.layer) for site in sites}
     everything = [(tower, layer) for tower, present in stacks.items() for layer in present if layer in chosen]
     return sites, [place for place in everything if place not in gated]

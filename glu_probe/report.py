@@ -13,8 +13,9 @@ from typing import Any
 
 import pandas as pd
 
-from .errors import CannotWrite, NoReport
+from .errors import CannotWrite
 from .neuron_file import NeuronFile, by_layer, common_dtypes, write_neurons
+from .saved_results import no_results
 
 
 class _ReadWhenUsed:
@@ -121,9 +122,9 @@ class Report:
         """Read a saved report.
 
         Raises:
-            NoReport: a file of it is absent or cannot be read.
+            NoReport: a file of it is absent or cannot be read, or something else is saved here.
         """
-        directory = Path(directory)
+        directory = Path(directory).expanduser()
         try:
             provenance = json.loads((directory / "provenance.json").read_text(encoding="utf-8"))
             layers = pd.read_parquet(directory / "layers.parquet")
@@ -136,10 +137,7 @@ class Report:
             kept = directory / "contexts.parquet"
             contexts = pd.read_parquet(kept) if kept.exists() else None
         except (OSError, ValueError) as error:
-            raise NoReport(
-                f"there is no complete report here ({cause(error)})", where=directory,
-                hint="Make one with `glu-probe report MODEL -o DIR`",
-            ) from None  # fmt: skip
+            raise no_results(directory, "report", cause(error)) from None
         return cls(layers, neurons, classes, provenance, contexts)
 
     def to_html(self) -> str:

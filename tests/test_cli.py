@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -175,9 +177,31 @@ def test_find_in_a_report_takes_no_options_of_reading(run, llama, tmp_path):
 def test_ls_finders(run):
     rows = json.loads(run("ls", "finders", "--json")[1])
     out = run("ls", "finders")[1]
+    assert {row["name"]: row["meaning"] for row in rows}["near_bilinear"].endswith("bilinear_share at least 0.9")
     for row in rows:
         assert row["meaning"] in out
+        assert row["threshold"] is None or row["meaning"].endswith(f" {row['threshold']:g}")
         assert callable(getattr(gp.find, row["name"]))
+
+
+@pytest.mark.parametrize(("what", "second"), [("measures", "range"), ("interventions", "gauge"), ("finders", "needs")])
+def test_ls_has_its_columns_in_line(run, what, second):
+    rows, lines = json.loads(run("ls", what, "--json")[1]), run("ls", what)[1].splitlines()
+    places = {line.index(f" {row['meaning']}") for row, line in zip(rows, lines, strict=False)}
+    assert len(places) == 1
+    assert len({line.index(f" {row[second]} ") for row, line in zip(rows, lines, strict=False)}) == 1
+
+
+def test_the_shares_of_a_relu_are_the_same_two_numbers_everywhere(run):
+    """Of its energy 1/2 is bilinear, 1/pi linear in the up branch, the rest neither, with unrelated branches."""
+    out = run("ls", "measures")[1]
+    shares = gp.gaussian_measures("relu", [1.0], [0.0]).iloc[0]
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    for name, share in (("linear_share", 1 / math.pi), ("residual_share", 0.5 - 1 / math.pi)):
+        assert shares[name] == pytest.approx(share)
+        line = next(line for line in out.splitlines() if line.startswith(f"{name} "))
+        assert f"about {share:.2f} for a ReLU" in line
+        assert f"{share:.2f}" in readme
 
 
 @pytest.mark.parametrize("what", ["measures", "families"])
@@ -218,6 +242,53 @@ def test_did_you_mean(run, llama):
     assert "Did you mean" in run("inspect", llama, "--family", "qwen33")[2]
 
 
+@pytest.mark.parametrize(("arguments", "what", "command"), [
+    (["--bogus"], "no such option: --bogus", "glu-probe"),
+    (["reprot", "MODEL"], "no such command 'reprot'", "glu-probe"),
+    (["report"], "missing argument 'MODEL'", "glu-probe report"),
+    (["report", "MODEL"], "missing option '-o' / '--out'", "glu-probe report"),
+    (["report", "MODEL", "-o", "OUT", "--seed", "-1"], "invalid value for '--seed'", "glu-probe report"),
+    (["neuron", "MODEL", "first", "0"], "invalid value for 'layer'", "glu-probe neuron"),
+    (["ls", "nothing"], "invalid value for 'what'", "glu-probe ls"),
+])  # fmt: skip
+def test_errors_of_usage_look_like_all_others(run, arguments, what, command):
+    code, out, err = run(*arguments)
+    lines = err.splitlines()
+    assert (code, out, len(lines)) == (2, "", 2)
+    assert lines[0].lower().startswith(f"error: badoption: {what.lower()}")
+    assert lines[1] == f"hint: `{command} --help` has the arguments and options"
+
+
+def test_without_arguments_there_is_help(run):
+    _, out, err = run()
+    assert "Usage: glu-probe" in out + err
+    assert "error:" not in err
+    assert run("report", "--help")[0] == 0
+    assert run("--version")[1].startswith("glu-probe ")
+
+
+@pytest.mark.parametrize("command", ["inspect", "check", "neuron", "report", "activations", "causal"])
+def test_a_report_in_the_place_of_a_model_is_told(run, llama, tmp_path, command):
+    gp.probe(llama, layers=[0], samples=8).save(tmp_path / "report", figures=False)
+    more = {"neuron": [0, 0], "report": ["-o", tmp_path / "out"], "causal": ["-o", tmp_path / "out"]}.get(command, [])
+    code, _, err = run(command, tmp_path / "report", *more)
+    assert code == 2
+    assert f"hint: Give the model: {llama}" in err
+
+
+def test_plot_says_what_it_was_given(run, llama, tmp_path):
+    (tmp_path / "file.txt").write_text("text")
+    for place, words in (
+        (tmp_path / "nothing", "nothing: there is no such directory"),
+        (tmp_path / "file.txt", "file.txt: this is a file, not the directory of a report"),
+        (llama, "there is no complete report here (no provenance.json)"),
+    ):
+        code, out, err = run("plot", place)
+        assert (code, out) == (2, "")
+        assert words in err
+        assert "hint: " in err
+
+
 def test_debug_shows_the_traceback(llama):
     done = subprocess.run(
         [sys.executable, "-m", "glu_probe", "inspect", "/no/such", "--debug"],
@@ -225,9 +296,9 @@ def test_debug_shows_the_traceback(llama):
         text=True,
         check=False,
     )
-    assert done.returncode == 1
+    assert done.returncode == 2  # as without it
     assert "Traceback" in done.stderr
-    assert "PathNotFound" in done.stderr
+    assert "error: PathNotFound: /no/such" in done.stderr
 
 
 def test_a_failed_open_writes_nothing(run, tmp_path):
@@ -338,7 +409,8 @@ def test_activations_on_the_sample_that_comes_along(run, tiny):
     (["MODEL", "--text", "LATIN"], 2, "this is not UTF-8"),
     (["MODEL", "--length", "4096"], 2, "has only 128 positions"),
     (["MODEL", "--length", "64", "--dtype", "float8"], 2, "dtype is 'float8'"),
-    (["MODEL", "--length", "64", "--device", "nowhere"], 3, "it cannot be put on device 'nowhere'"),
+    (["MODEL", "--length", "64", "--device", "nowhere"], 2, "BadOption: device is 'nowhere': Expected one of cpu"),
+    (["MODEL", "--length", "64", "--device", "meta"], 2, "device is 'meta'"),
     (["MODEL", "--length", "64", "--layers", "9"], 2, "there is no layer 9"),
     (["MODEL", "--length", "64", "--neurons", "0:1"], 2, "contexts is 0"),
     (["MODEL", "--length", "64", "--contexts", "2", "--neurons", "0:99"], 2, "layer 0 has no neuron 99"),
@@ -392,7 +464,7 @@ def causal(run, tmp_path):
     return lambda *more, out=tmp_path / "out": run("causal", model, "-o", out, *short, *more)
 
 
-def test_causal(causal, tmp_path):
+def test_causal(run, causal, tmp_path):
     import pandas as pd
 
     code, out, err = causal("--interventions", "identity, exchange,zero_ablation")
@@ -412,6 +484,11 @@ def test_causal(causal, tmp_path):
     frame = pd.read_parquet(tmp_path / "out/causal.parquet")
     assert len(frame) == 9
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "out/causal.csv")[["kl"]], frame[["kl"]])
+    pictures = {path: path.read_bytes() for path in (tmp_path / "out/figures").iterdir()}
+    for path in pictures:
+        path.unlink()
+    assert run("plot", tmp_path / "out")[:2] == (0, f"wrote {tmp_path / 'out/figures'}\n")
+    assert {path: path.read_bytes() for path in (tmp_path / "out/figures").iterdir()} == pictures
     provenance = json.loads((tmp_path / "out/provenance.json").read_text())
     assert provenance["model_type"] == "llama"
     assert provenance["command"][0] == "glu-probe"
@@ -487,7 +564,9 @@ def test_causal_interrupted_at_once_leaves_nothing(causal, tmp_path, monkeypatch
     (["--interventions", "swap"], "there is no intervention 'swap'"),
     (["--subset", "exchange_asymmetry"], "subset 'exchange_asymmetry' is not understood"),
     (["--subset", "exchange_asymmetry:0.9"], "is not understood"),
-    (["--subset", "nothing:0.1"], "no column 'nothing'"),
+    (["--subset", "nothing_text:0.1"], "gate_std_text"),
+    (["--text", "/no/such.txt"], "hint: Check the spelling and give an existing file or directory, - for standard input"),
+    (["--subset", "nothing:0.1"], "hint: There are query_norm, value_gain, abs_cos_qk, "),
     (["--layers", "9"], "there is no layer 9"),
     (["--dtype", "float8"], "dtype is 'float8'"),
 ])  # fmt: skip

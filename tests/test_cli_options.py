@@ -70,7 +70,7 @@ def test_a_home_directory_is_expanded_and_not_left_behind_empty(tmp_path, monkey
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
 
     def fail() -> None:
-        with output_directory(Path("~/out"), after_failure=lambda: "nothing"):
+        with output_directory(Path("~/out"), "report", after_failure=lambda: "nothing"):
             assert (tmp_path / "out").is_dir()
             raise ZeroDivisionError
 

@@ -62,6 +62,17 @@ def test_the_messages_that_are_quoted_are_those_of_the_code():
     assert not [(name, piece) for name, piece in quoted if piece not in said]
 
 
+def test_every_error_says_what_to_do():
+    """Wherever one is made it has a hint."""
+    without = []
+    for file in (ROOT / "glu_probe").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            made = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+            if made and node.func.id in ERRORS and not {None, "hint"} & {each.arg for each in node.keywords}:
+                without.append(f"{file.relative_to(ROOT)}:{node.lineno}")
+    assert not without
+
+
 def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     heads = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)

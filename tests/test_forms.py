@@ -507,10 +507,13 @@ def test_messages_say_what_the_axes_are():
     factors = random_form(GatedMLP).factors
     with pytest.raises(ShapeMismatch) as error:
         GatedMLP.from_factors("silu", **(factors | {"key": factors["key"].T}))
-    assert str(error.value) == "GatedMLP: key must be [d_mlp, d_model], found [6, 10]; d_mlp is 10; d_model is 6"
+    key = "GatedMLP: key must be [d_mlp, d_model], found [6, 10]; d_mlp is 10; d_model is 6"
+    assert str(error.value) == f"{key}. Transpose or cut it so that all factors have the same sizes"
     with pytest.raises(ShapeMismatch) as error:
         GlobalQueryMLP.from_factors("silu", **(random_form(GlobalQueryMLP).factors | {"query": torch.zeros(6, 7)}))
-    assert str(error.value) == "GlobalQueryMLP: query must be [d_model, d_model], found [6, 7]; d_model is 6"
+    assert str(error.value).startswith(
+        "GlobalQueryMLP: query must be [d_model, d_model], found [6, 7]; d_model is 6. Transpose"
+    )
 
 
 def test_factors_must_be_of_one_floating_dtype():

@@ -20,6 +20,7 @@ from glu_probe.headlines import (
     regime,
     standing_apart,
 )
+from glu_probe.phrases import counted, percent
 from glu_probe.testing import write_tiny_checkpoint
 
 from .support import write_llama
@@ -242,3 +243,19 @@ def test_headlines_of_models_of_every_kind(family, tmp_path):
 def test_no_gated_layer(report):
     layers = report.layers.assign(no_mlp=True)
     assert headlines(layers, report.neurons) == ["None of the 12 layers of this selection has a gated MLP."]
+
+
+@pytest.mark.parametrize(("value", "form", "words"), [
+    (-1e-9, ".0%", "0 %"), (-0.004, ".0%", "0 %"), (-0.004, ".1%", "-0.4 %"), (0.25, ".0%", "25 %"), (-1e-9, ".2f", "0.00"),
+])  # fmt: skip
+def test_what_rounds_to_nothing_has_no_sign(value, form, words):
+    assert percent(value, form) == words
+
+
+def test_one_is_no_plural():
+    assert [counted(number, "layer") for number in (0, 1, 2, 1000)] == [
+        "0 layers",
+        "1 layer",
+        "2 layers",
+        "1,000 layers",
+    ]

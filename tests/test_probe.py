@@ -90,6 +90,7 @@ def test_norm_is_folded_unless_told_otherwise(llama):
     ([7, 1], [1, 7]),
     ("0:3", [0, 1, 2]),
     ("10:", [10, 11]),
+    ("10:12", [10, 11]),
     ("0,4:6,11", [0, 4, 5, 11]),
 ])  # fmt: skip
 def test_choice_of_layers_changes_no_number(llama, report, layers, expected):
@@ -106,6 +107,10 @@ def test_bad_options_are_refused(llama):
         (5, "sequence"),
         ("3-5", "Write"),
         ("50:60", "name no layer"),
+        ("0:99", "'0:99' end beyond the last layer. There are layers 0 to 11; \"0:\" is all of them"),
+        ("5:13", '"5:" is all of them from 5 on'),
+        ("3,0:2,12:", "'12:' name no layer"),
+        ("0:2,3:3", "'3:3' name no layer"),
     ):
         with pytest.raises(BadOption, match=words):
             gp.probe(llama, layers=layers)

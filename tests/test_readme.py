@@ -14,6 +14,8 @@ import torch
 import glu_probe as gp
 from glu_probe.checkpoint.families import FAMILIES
 from glu_probe.checkpoint.known_families import PLAIN
+from glu_probe.cli import application
+from glu_probe.cli.listings import Listing
 from glu_probe.family_table import COMMAND, markdown, renewed
 
 README = Path(__file__).parents[1] / "README.md"
@@ -28,6 +30,15 @@ def rows(text: str) -> list[list[str]]:
 def test_the_families_in_readme_are_those_of_the_table():
     text = README.read_text(encoding="utf-8")
     assert renewed(text) == text, f"README.md is not current: run `{COMMAND}`"
+
+
+def test_the_list_of_commands_has_every_command_and_what_ls_lists():
+    text = README.read_text(encoding="utf-8")
+    listed = re.findall(r"^glu-probe (\w+)", text.split("## On the command line")[1].split("\n## ")[0], re.M)
+    assert sorted(listed) == sorted(application.ORDER)
+    for page in (README, README.parent / "docs" / "errors.md"):
+        found = re.search(r"glu-probe ls ((?:\w+\|)+\w+)", page.read_text(encoding="utf-8"))
+        assert {*found[1].split("|")} == {each.value for each in Listing}, page.name
 
 
 def test_every_family_has_a_row_and_every_row_all_cells():

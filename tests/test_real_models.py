@@ -314,6 +314,7 @@ def test_demo_runs_in_an_empty_directory(tmp_path, monkeypatch, capsys):
     assert not stop.value.code
     out = capsys.readouterr().out
     assert "How to read this" in out
+    assert out.splitlines()[-1] == f"the model is {fetch('smollm2')}"
     report = gp.load_report(tmp_path / "demo-report")
     assert len(report.layers) == 30
     assert pd.notna(report.layers["exchange_asymmetry_output"]).all()

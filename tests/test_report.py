@@ -12,7 +12,7 @@ import pytest
 
 import glu_probe as gp
 from glu_probe import report as report_module
-from glu_probe.errors import BadOption, CannotWrite, NoReport
+from glu_probe.errors import BadOption, CannotWrite, NoReport, NoWeights
 
 from .support import write_llama
 
@@ -128,6 +128,29 @@ def test_a_file_in_the_way_is_refused(report, tmp_path):
     with pytest.raises(CannotWrite, match="this is a file"):
         report.save(tmp_path / "out")
     assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_what_is_no_report_is_called_what_it_is(report, tmp_path):
+    with pytest.raises(NoReport, match=r"smol: there is no such directory\. Check the spelling"):
+        gp.load_report(tmp_path / "smol")
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(NoReport, match="file: this is a file, not the directory of a report"):
+        gp.load_report(tmp_path / "file")
+
+
+def test_a_report_is_no_model(report, tmp_path):
+    """Its directory, given where a model is wanted, says which model it is of."""
+    report.save(tmp_path / "out", figures=False)
+    with pytest.raises(NoWeights, match="these are results of glu-probe, not a model") as caught:
+        gp.open_checkpoint(tmp_path / "out")
+    assert caught.value.hint == f"Give the model: {report.provenance['ref']}"
+    gp.compare(report, report, names=["a", "b"]).save(tmp_path / "compared", figures=False)
+    with pytest.raises(NoWeights) as caught:
+        gp.open_checkpoint(tmp_path / "compared")
+    assert caught.value.hint == f"Give the model: {report.provenance['ref']}"
+    (tmp_path / "out" / "provenance.json").write_text("{}")
+    with pytest.raises(NoWeights, match="Give the model that they are of"):
+        gp.open_checkpoint(tmp_path / "out")
 
 
 def test_an_incomplete_report_is_refused(report, tmp_path):

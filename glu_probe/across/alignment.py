@@ -34,7 +34,7 @@ def alignment(members: Sequence[Member], wanted: str | None) -> Align:
     if chosen == "depth" and partial:
         raise BadOption(
             f"how many layers {partial[0]} has is not known: its report was saved by a version that did not write it down",
-            hint='Name the model instead of the report, make the report again, or use align="layer"',
+            hint='Name the model instead of the report, make the report again, or use align="layer" (`--align layer`)',
         )
     return chosen
 

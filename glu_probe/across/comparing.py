@@ -17,7 +17,7 @@ from .alignment import alignment, joined_layers
 from .comparability import obstacles
 from .comparison import Comparison
 from .differences import difference_frame
-from .members import Member, Thing, last_layers, opened, short_names
+from .members import Member, Thing, last_layers, opened, selected, short_names
 from .neuron_pairs import pair_up
 from .sensitivity import rounding_sensitivity
 
@@ -51,9 +51,9 @@ def compare(
         neurons: None to follow single neurons where shapes agree and neurons are the same ones; True to take neuron i of
             one for neuron i of the other whatever they look like; False not to.
         rounding: measure what one more rounding of the weights would change: as much work again as measuring.
-        layers: which layers, as `probe` takes it; all by default. Saved reports have theirs.
+        layers: which layers, as `probe` takes it, each model and each saved report must have them; all by default.
         names: names for the model column; by default the models' own, as short as they tell them apart.
-        seed, samples, exact: as `probe` takes them.
+        seed, samples, exact: as `probe` takes them, for what is measured; saved reports are as they are.
         progress: called with what is done and the steps, gives the steps back; for a progress bar.
         **options: of `open_checkpoint`, for the references.
 
@@ -62,12 +62,14 @@ def compare(
         at a time, and what rounding does to one of them.
 
     Raises:
-        BadOption: fewer than two things; nothing that they share; neurons=True where no shapes agree.
+        BadOption: fewer than two things; nothing that they share; a layer that one of them does not have; neurons=True where
+            no shapes agree; a seed, samples or exact where nothing is measured.
         GluProbeError: another subclass, as `open_checkpoint`, `probe` and `Report.load` raise it.
     """
     if neurons not in (None, True, False):
         raise BadOption(f"neurons is {neurons!r}", hint="Use True, False, or None for a choice by the models")
     ready = opened(things, options)
+    _refuse_idle({"seed": seed != 0, "samples": samples is not None, "exact": exact}, ready)
     labels = short_names(ready, names)
     measuring = {"layers": layers, "seed": seed, "samples": samples, "exact": exact}
     members = [_member(thing, name, measuring, progress) for thing, name in zip(ready, labels, strict=True)]
@@ -121,10 +123,23 @@ def compare(
 
 def _member(thing: Checkpoint | Report, name: str, measuring: dict[str, Any], progress: Progress) -> Member:
     last, whole = last_layers(thing)
-    if isinstance(thing, Report):
-        return Member(name, thing, None, last, whole)
-    report = probe(thing, progress=lambda steps: progress(name, steps), **measuring)
+    try:
+        if isinstance(thing, Report):
+            return Member(name, selected(thing, measuring["layers"]), None, last, whole)
+        report = probe(thing, progress=lambda steps: progress(name, steps), **measuring)
+    except BadOption as error:
+        raise error.within(name) from None
     return Member(name, report, thing, last, whole)
+
+
+def _refuse_idle(given: dict[str, bool], things: Sequence[Checkpoint | Report]) -> None:
+    """Options of how it is measured, where nothing is: they would be taken for heeded."""
+    idle = [name for name, is_given in given.items() if is_given]
+    if idle and all(isinstance(thing, Report) for thing in things):
+        raise BadOption(
+            f"{', '.join(idle)} given, but there is no model to measure with it",
+            hint="Saved reports were measured already: leave it out, or give the models",
+        )
 
 
 def _sites(member: Member) -> list[Site]:

@@ -12,8 +12,9 @@ from typing import Any
 import pandas as pd
 
 from ..arguments import whole_number
-from ..errors import BadOption, NoReport
+from ..errors import BadOption
 from ..report import cause, prepare_directory, refusals, write_atomically, write_text
+from ..saved_results import no_results
 
 _SMALL = 20_000  # rows up to which a frame is written as csv too
 _FRAMES = ("layers", "differences", "neurons", "mlps")
@@ -146,24 +147,12 @@ class Comparison:
         """Read a saved comparison.
 
         Raises:
-            NoReport: a file of it is absent or cannot be read.
+            NoReport: a file of it is absent or cannot be read, or something else is saved here.
         """
-        directory = Path(directory)
+        directory = Path(directory).expanduser()
         try:
             frames = {name: pd.read_parquet(directory / f"{name}.parquet") for name in _FRAMES}
             provenance = json.loads((directory / "provenance.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise NoReport(
-                f"there is no complete comparison here ({cause(error)})", where=directory,
-                hint="Make one with `glu-probe compare MODEL MODEL -o DIR`",
-            ) from None  # fmt: skip
+            raise no_results(directory, "comparison", cause(error)) from None
         return cls(**frames, provenance=provenance)
-
-
-def is_saved_comparison(directory: str | os.PathLike) -> bool:
-    """Whether the provenance in this directory is that of a comparison."""
-    try:
-        provenance = json.loads((Path(directory) / "provenance.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(provenance, dict) and {"base", "models"} <= {*provenance}

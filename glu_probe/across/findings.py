@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from ..phrases import listed, percent
+from ..phrases import counted, listed, percent
 
 if TYPE_CHECKING:
     from .comparison import Comparison
@@ -49,7 +49,9 @@ def _overview(comparison: Comparison) -> str:
         gates = listed(sorted({*rows["activation"].dropna()}) or ["unknown activation"])
         stored = sorted({dtype for tower in facts.get("towers", {}).values() for dtype in tower.get("dtypes", ())})
         kept = f", stored as {listed(stored)}" if stored else ""
-        words.append(f"{facts['name']} ({rows[['tower', 'layer']].drop_duplicates().shape[0]} layers, {gates}{kept})")
+        words.append(
+            f"{facts['name']} ({counted(len(rows[['tower', 'layer']].drop_duplicates()), 'layer')}, {gates}{kept})"
+        )
     others = words[1:] if len(words) <= _NAMED + 1 else [*words[1:3], f"{len(words) - 3} more"]
     how = (
         "layer by layer"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..checkpoint.checkpoint import Checkpoint, open_checkpoint
 from ..errors import BadOption
 from ..report import Report, is_saved_report
+from ..selection import select_layers
 
 _LONGEST = 44
 
@@ -85,6 +86,23 @@ def last_layers(thing: Checkpoint | Report) -> tuple[dict[str, int], bool]:
         for tower, count in counts.items()
     )
     return {tower: int(known.get(tower, last)) for tower, last in measured.items()}, whole
+
+
+def selected(report: Report, layers: Iterable[int] | str | None) -> Report:
+    """The report with these layers only.
+
+    Raises:
+        BadOption: it has no such layers.
+    """
+    if layers is None:
+        return report
+    chosen = select_layers(layers, sorted({int(layer) for layer in report.layers["layer"]}))
+    frames = {
+        name: frame[frame["layer"].isin(chosen)].reset_index(drop=True)
+        for name in ("layers", "neurons", "classes")
+        if (frame := getattr(report, name)) is not None
+    }
+    return replace(report, **frames, provenance=report.provenance | {"layers": sorted(chosen)})
 
 
 def short_names(things: Sequence[Checkpoint | Report], given: Sequence[str] | None = None) -> list[str]:

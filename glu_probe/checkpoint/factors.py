@@ -203,7 +203,11 @@ class FactorReader:
             )
         shape = self._source.infos()[name].shape
         if shape != (site.d_model,):
-            raise ShapeMismatch(f"{name!r} is {list(shape)}, expected [{site.d_model}]", where=site.where)
+            raise ShapeMismatch(
+                f"{name!r} is {list(shape)}, expected [{site.d_model}]",
+                where=site.where,
+                hint="It belongs to another model or family: check the config and --family",
+            )
         return name
 
     def _module(self, norm: Norm) -> str:

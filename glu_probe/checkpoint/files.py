@@ -20,6 +20,7 @@ from ..errors import (
     UnmergedAdapter,
     UnsafeShardName,
 )
+from ..saved_results import provenance_in
 from .file_sets import FileSet, LocalFiles
 from .gguf import first_part, open_gguf
 from .hub import HubFiles, cached_snapshot, is_offline, not_cached
@@ -177,6 +178,14 @@ def _open_set(files: FileSet) -> OpenedFiles:
             "this is a directory, not a safetensors file",
             where=path,
             hint="Give the directory of the model, or a file",
+        )
+    results = provenance_in(path)
+    if results is not None:
+        of = [found["ref"] for found in (results, *results.get("models", ())) if "ref" in found]
+        raise NoWeights(
+            "these are results of glu-probe, not a model",
+            where=files.location,
+            hint=f"Give the model{f': {_listed(list(dict.fromkeys(of)))}' if of else ' that they are of'}",
         )
     raise NoWeights(
         f"there is no .safetensors, .bin or .gguf file (found: {', '.join(names[:8]) or 'nothing'})",

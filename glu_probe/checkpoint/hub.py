@@ -167,8 +167,14 @@ def not_cached(repo: str, revision: str | None, what: str) -> NotCached:
     return NotCached(
         f"the hub is offline (HF_HUB_OFFLINE) and {what}",
         where=_spelled(repo, revision),
-        hint="Unset HF_HUB_OFFLINE, or download it first where there is a network",
+        hint=f"{_spelling(repo)}. If the repository is meant, unset HF_HUB_OFFLINE, or download it first where there is a "
+        "network",
     )
+
+
+def _spelling(repo: str) -> str:
+    """What to look at first: a path that is not there looks like a repository."""
+    return f"Check the spelling, and write ./{repo} for a path on this machine"
 
 
 def is_offline() -> bool:
@@ -210,7 +216,7 @@ def translated(repo: str, revision: str | None, where: str | None = None) -> Ite
         raise RepoNotFound(
             "there is no such repository on the hub (nor such a path here), or it is private",
             where=where,
-            hint="Check the spelling; for a private one log in with `hf auth login`",
+            hint=f"{_spelling(repo)}; for a private one log in with `hf auth login`",
         ) from None
     except (hub.OfflineModeIsEnabled, hub.LocalEntryNotFoundError):
         if is_offline():
@@ -233,5 +239,6 @@ def translated(repo: str, revision: str | None, where: str | None = None) -> Ite
             f"there is no such path here, and the hub at {constants.ENDPOINT} cannot be reached or gave no usable answer "
             f"({type(error).__name__})",
             where=where,
-            hint="Check the network, HF_ENDPOINT and HF_TOKEN, or set HF_HUB_OFFLINE=1 to use what is in the cache",
+            hint=f"{_spelling(repo)}. If the repository is meant, check the network, HF_ENDPOINT and HF_TOKEN, or set "
+            "HF_HUB_OFFLINE=1 to use what is in the cache",
         ) from None

@@ -211,6 +211,7 @@ def _below_each_other(tensors: Mapping[str, str], shapes: Mapping[str, Shape], e
         raise ShapeMismatch(
             f"{', '.join(f'{tensors[role]!r} {list(shapes[role])}' for role in _ROLES)} are not "
             f"{evidence.experts} experts below each other",
+            hint="Tensors or the number of experts are of another model: check the files and the config",
         )
     d_mlp = rows // evidence.experts
     for expert in range(evidence.experts):
@@ -246,7 +247,10 @@ def _slabs(
             continue
         size = d_model if role == "down" else d_mlp * (2 if projections.fused else 1)
         if shapes[bias] != (size,):
-            raise ShapeMismatch(f"{tensors[bias]!r} is {list(shapes[bias])}, expected [{size}]")
+            raise ShapeMismatch(
+                f"{tensors[bias]!r} is {list(shapes[bias])}, expected [{size}]",
+                hint="It belongs to another model or family: check the config and --family",
+            )
         part = Slab(tensors[bias], d_model, expert=expert) if role == "down" else whole[role]
         whole[bias] = replace(part, name=tensors[bias], columns=False)
     return whole

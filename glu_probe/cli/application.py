@@ -9,6 +9,8 @@ from typer.core import TyperGroup
 
 ORDER = ("inspect", "check", "report", "activations", "causal", "neuron", "find", "compare", "plot", "ls", "demo")
 
+typed: list[str] = []  # the arguments of the command that runs
+
 
 class Commands(TyperGroup):
     """Commands as --help lists them: from a first look to the details, whichever file was imported first."""

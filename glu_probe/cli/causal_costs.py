@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .application import app
-from .options import AsJson, Device, Dtype, Layers, Length, Model, Opening, Out, Text, spread
+from .options import AsJson, Device, Dtype, Fresh, Layers, Length, Model, Opening, Out, Text, spread
 from .printing import echo, estimate, notes, number, print_json, progress, records
 from .saving import command_line, parts_directory
 
@@ -53,6 +53,7 @@ def causal(
     dtype: Dtype = "float32",
     opening: Opening,
     seed: Annotated[int, typer.Option(min=0, help="Of the random controls.")] = 0,
+    fresh: Fresh = False,
     figures: Annotated[bool, typer.Option(help="Draw figures.")] = True,
     as_json: AsJson = False,
 ) -> None:
@@ -75,7 +76,7 @@ def causal(
         "device": device,
         "dtype": dtype,
     }
-    with parts_directory(out) as parts:
+    with parts_directory(out, "costs", fresh=fresh) as parts:
         costs = run(
             checkpoint,
             source,
@@ -116,6 +117,9 @@ def _subset(words: str, checkpoint: Checkpoint, text: Any, tokens: int, common: 
             f"subset {words!r} is not understood",
             hint="Write MEASURE:SHARE, as exchange_asymmetry:0.1; a share is at most 0.5",
         )
+    from ..text.targets import refuse_unknown_measure
+
+    refuse_unknown_measure(measure)
     if not measure.endswith("_text"):
         return measure, share
     from ..text.activations import probe_text

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from .application import app
-from .options import AsJson, Exact, Folding, Layers, Out, Samples, Seed, spread
+from .options import AsJson, Exact, Folding, Fresh, Layers, Out, Samples, Seed, spread
 from .printing import echo, notes, print_json, progress
 from .saving import command_line, output_directory
 
@@ -44,6 +44,7 @@ def compare(
     seed: Seed = 0,
     samples: Samples = None,
     exact: Exact = False,
+    fresh: Fresh = False,
     figures: Annotated[bool, typer.Option(help="Draw figures and compare.html.")] = True,
     as_json: AsJson = False,
 ) -> None:
@@ -55,7 +56,7 @@ def compare(
         for field in dataclasses.fields(opening)
         if (value := getattr(opening, field.name)) != field.default
     }
-    with output_directory(out, after_failure=lambda: f"nothing was written to {out}"):
+    with output_directory(out, "comparison", fresh=fresh, after_failure=lambda: f"nothing was written to {out}"):
         result = run(
             *models, align=align, neurons=neurons, rounding=rounding, layers=layers, seed=seed, samples=samples, exact=exact,
             progress=_bar, **chosen,

@@ -66,8 +66,7 @@ def find(
         return
     if isinstance(within, Checkpoint):
         notes(within.notes)
-    meaning = FINDERS[name].meaning + ("" if used is None else f" {used:g}")
-    echo(f"{len(found)} found ({meaning})")
+    echo(f"{len(found)} found ({FINDERS[name].meaning(threshold)})")
     if len(found):
         echo(_table(found.head(top or _SHOWN)))
         if len(found) > (top or _SHOWN):

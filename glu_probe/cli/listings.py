@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Annotated, Any
 
@@ -19,16 +20,18 @@ class Listing(str, Enum):
     families = "families"
     interventions = "interventions"
     finders = "finders"
+    samples = "samples"
 
 
 @app.command(epilog="Example: glu-probe ls measures")
 def ls(what: Annotated[Listing, typer.Argument(help="What to list.")], as_json: AsJson = False) -> None:
-    """List the measures, the families, the interventions of `causal` or what `find` finds."""
+    """List the measures, the families, the interventions of `causal`, what `find` finds, or the models of `demo`."""
     rows, text = {
         Listing.measures: (_measures, _measures_text),
         Listing.families: (_families, _families_text),
         Listing.interventions: (_interventions, _interventions_text),
         Listing.finders: (_finders, _finders_text),
+        Listing.samples: (_samples, _samples_text),
     }[what]
     if as_json:
         print_json(rows())
@@ -43,21 +46,38 @@ def _interventions() -> list[dict[str, Any]]:
 
 
 def _interventions_text(rows: list[dict[str, Any]]) -> str:
-    return "\n".join(f"{row['name']:<16} {row['gauge']:<10} {row['meaning']}" for row in rows)
+    return _columns((row["name"], row["gauge"], row["meaning"]) for row in rows)
+
+
+def _samples() -> list[dict[str, Any]]:
+    from ..sample_models import SAMPLES, cache_directory, is_cached
+
+    return [
+        {"name": name, "model": one.name, "megabytes": one.megabytes,
+         "path": str(cache_directory() / one.file) if is_cached(one) else None}
+        for name, one in SAMPLES.items()
+    ]  # fmt: skip
+
+
+def _samples_text(rows: list[dict[str, Any]]) -> str:
+    return _columns(
+        (row["name"], row["model"], f"{row['megabytes']} MB",
+         row["path"] or f"not fetched: `glu-probe demo --model {row['name']}` does")
+        for row in rows
+    )  # fmt: skip
 
 
 def _finders() -> list[dict[str, Any]]:
     from ..finder_table import FINDERS
 
-    return [{"name": name, **vars(finder)} for name, finder in FINDERS.items()]
+    return [
+        {"name": name, "needs": finder.needs, "threshold": finder.threshold, "meaning": finder.meaning()}
+        for name, finder in FINDERS.items()
+    ]
 
 
 def _finders_text(rows: list[dict[str, Any]]) -> str:
-    lines = [f"{row['name']:<18} {row['needs']:<8} {row['meaning']}" for row in rows]
-    return "\n".join(
-        line if row["threshold"] is None else f"{line} {row['threshold']:g}"
-        for line, row in zip(lines, rows, strict=True)
-    )
+    return _columns((row["name"], row["needs"], row["meaning"]) for row in rows)
 
 
 def _measures() -> list[dict[str, Any]]:
@@ -73,13 +93,18 @@ def _measures() -> list[dict[str, Any]]:
 def _measures_text(rows: list[dict[str, Any]]) -> str:
     from ..measures.registry import TEXT_SUFFIXES
 
-    lines = []
-    for row in rows:
-        gauge = "" if "gauge" in row["invariant"] else "  (not gauge-invariant)"
-        lines.append(f"{row['name']:<28} {row['range']:<18} {row['meaning']}{gauge}")
-    lines.append("\nColumns of `glu-probe activations` end so:")
-    lines += [f"{suffix:<28} {meaning}" for suffix, meaning in TEXT_SUFFIXES.items()]
-    return "\n".join(lines)
+    gauge = {True: "", False: "  (not gauge-invariant)"}
+    table = _columns((row["name"], row["range"], row["meaning"] + gauge["gauge" in row["invariant"]]) for row in rows)
+    return f"{table}\n\nColumns of `glu-probe activations` end so:\n{_columns(TEXT_SUFFIXES.items())}"
+
+
+def _columns(rows: Iterable[Sequence[str]]) -> str:
+    """Lines of cells below each other, all but the last as wide as the widest."""
+    rows = list(rows)
+    widths = [max(map(len, cells)) for cells in list(zip(*rows, strict=True))[:-1]]
+    return "\n".join(
+        " ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
+    )
 
 
 def _families() -> list[dict[str, Any]]:

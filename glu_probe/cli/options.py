@@ -30,6 +30,10 @@ Seed = Annotated[int, typer.Option(min=0, help="Of everything that is sampled.")
 Samples = Annotated[int | None, typer.Option(min=2, help="Gaussian inputs per layer for the output measures.")]
 Exact = Annotated[bool, typer.Option(help="Spectra and tensor asymmetry exactly, whatever that costs on large layers.")]
 Figures = Annotated[bool, typer.Option(help="Draw figures and report.html.")]
+Fresh = Annotated[
+    bool,
+    typer.Option("--fresh", help="Begin anew: replace what another run left in DIR, its results or finished parts."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 
 # -- how a text is run ---------------------------------------------------------------------------

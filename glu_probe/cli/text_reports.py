@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .application import app
-from .options import AsJson, Device, Dtype, Figures, Folding, Layers, Length, Model, Seed, Text, spread
+from .options import AsJson, Device, Dtype, Figures, Folding, Fresh, Layers, Length, Model, Seed, Text, spread
 from .printing import echo, estimate, print_json, progress, records
 from .reports import weight_report
 from .saving import save_report, written
@@ -44,6 +44,7 @@ def activations(
     dtype: Dtype = "float32",
     opening: Folding,
     seed: Seed = 0,
+    fresh: Fresh = False,
     figures: Figures = True,
     as_json: AsJson = False,
 ) -> None:
@@ -73,6 +74,7 @@ def activations(
             progress=progress("text", unit="batches"),
             estimate=estimate("running the text takes"),
         ),
+        fresh=fresh,
     )
     if as_json:
         found = [] if result.contexts is None else records(result.contexts)

@@ -30,7 +30,10 @@ def angle_trajectory(mlps: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     require(mlps, ["model", *(f"angle_{letter}" for letter in _FACTORS)], whole="comparison.mlps")
     names = list(dict.fromkeys(mlps["model"].astype(str)))
     if mlps["angle_q"].isna().all():
-        raise BadOption("no neuron was followed: there is nothing to draw")
+        raise BadOption(
+            "no neuron was followed: there is nothing to draw",
+            hint="Neurons are followed where models have the same ones: compare with neurons=None or True",
+        )
     ax = axes_or_new(ax, (max(5.5, 3.4 + 0.4 * len(names)), 3.6))
     palette, x, drawn = sns.color_palette("colorblind"), np.arange(len(names)), []
     for letter, (label, colour) in _FACTORS.items():
@@ -68,7 +71,10 @@ def angle_profile(mlps: pd.DataFrame, *, model: str | None = None, ax: Axes | No
     rows, model = of_model(mlps, model)
     rows = rows[rows["angle_q"].notna()]
     if rows.empty:
-        raise BadOption(f"no neuron of {model} was followed: there is nothing to draw")
+        raise BadOption(
+            f"no neuron of {model} was followed: there is nothing to draw",
+            hint="Name a model whose neurons are those of the base: its rows of mlps have angles",
+        )
     experts = rows["expert"].map(lambda expert: "" if pd.isna(expert) else f" {expert}").astype(str)
     labels = (rows["layer"].astype(str) + experts).tolist()
     ax = axes_or_new(ax, (8.2, 3.4))
@@ -109,7 +115,10 @@ def angle_histogram(neurons: pd.DataFrame, *, model: str | None = None, ax: Axes
     rows, model = of_model(neurons, model)
     angles = {letter: rows[f"angle_{letter}"].dropna().to_numpy(dtype=float) for letter in _FACTORS}
     if not any(map(len, angles.values())):
-        raise BadOption(f"no neuron of {model} was followed: there is nothing to draw")
+        raise BadOption(
+            f"no neuron of {model} was followed: there is nothing to draw",
+            hint="Name a model whose neurons are those of the base: its rows of mlps have angles",
+        )
     ax = axes_or_new(ax, (7.0, 3.6))
     together = np.concatenate([*angles.values()])
     logarithmic = _far_apart(together)

@@ -44,16 +44,22 @@ def require(frame: pd.DataFrame, columns: Sequence[str], *, whole: str = _OF_ONE
             hint=(f"Did you mean {' or '.join(near)}? " if near else "") + f"Pass {whole} as it is",
         )
     if frame.empty:
-        raise BadOption("the frame has no rows: there is nothing to draw")
+        raise BadOption(
+            "the frame has no rows: there is nothing to draw",
+            hint="Give the frame of a report or a comparison as it is",
+        )
     text = [name for name in columns if name not in _PLACES and not pd.api.types.is_numeric_dtype(frame[name])]
     if text:
-        raise BadOption(f"column {text[0]!r} holds no numbers")
+        raise BadOption(f"column {text[0]!r} holds no numbers", hint="Name a column of numbers")
 
 
 def nothing(names: str | Sequence[str]) -> BadOption:
     """That there is nothing to draw."""
     names = names if isinstance(names, str) else ", ".join(names)
-    return BadOption(f"every value of {names} is missing: there is nothing to draw")
+    return BadOption(
+        f"every value of {names} is missing: there is nothing to draw",
+        hint="Give a frame in which they were measured; the notes of a report say why some were not",
+    )
 
 
 def only_activation(frame: pd.DataFrame | None) -> str:

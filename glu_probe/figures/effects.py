@@ -49,7 +49,10 @@ def difference_heatmap(
     rows = rows[rows["effect_kind"].eq("d").fillna(False)]
     names = [name for name in (measures or EFFECT_MEASURES) if name in {*rows["measure"]}]
     if not names:
-        raise BadOption(f"no measure of {model} has an effect size d: there is nothing to draw")
+        raise BadOption(
+            f"no measure of {model} has an effect size d: there is nothing to draw",
+            hint="Name measures whose effect_kind is d, or leave measures out",
+        )
     rows = rows[rows["measure"].isin(names)]
     binned = "layer" not in rows
     rows = rows.rename(columns={"depth_bin": "layer"}) if binned else rows

@@ -110,7 +110,10 @@ def _expert_means(neurons: pd.DataFrame, measure: str, tower: str | None) -> tup
         raise BadOption(f"the stacks {', '.join(routed)} have routed experts", hint="Say which with tower=")
     tower = tower or (routed[0] if routed else None)
     if tower not in routed:
-        raise BadOption(f"there are no routed experts{f' in {tower!r}' if tower else ''}: there is nothing to draw")
+        raise BadOption(
+            f"there are no routed experts{f' in {tower!r}' if tower else ''}: there is nothing to draw",
+            hint="Give the neuron frame of a model with routed experts, or draw its layers",
+        )
     here = towers == tower
     layers, column = np.unique(neurons["layer"].to_numpy()[here], return_inverse=True)
     expert, values = expert[here], neurons[measure].to_numpy(dtype=float)[here]

@@ -54,7 +54,10 @@ def neuron_scatter(
         if logarithmic[name]:
             known = known[known[name] > 0]
     if known.empty:
-        raise BadOption(f"no neuron has both {x} and {y}: there is nothing to draw")
+        raise BadOption(
+            f"no neuron has both {x} and {y}: there is nothing to draw",
+            hint="Name two columns that some neuron has both of; on a logarithmic axis only values above 0 count",
+        )
     ax = axes_or_new(ax, (6.0, 4.6))
     if len(known) > _POINTS_AT_MOST:
         density(ax, known[x].to_numpy(dtype=float), known[y].to_numpy(dtype=float), (logarithmic[x], logarithmic[y]))
@@ -104,7 +107,8 @@ def movement_scatter(neurons: pd.DataFrame, *, model: str | None = None, ax: Axe
     known = (x > 0) & (y > 0)
     if not known.any():
         raise BadOption(
-            f"no neuron of {model} has both a movement and what rounding explains: there is nothing to draw"
+            f"no neuron of {model} has both a movement and what rounding explains: there is nothing to draw",
+            hint="Name a model whose neurons were followed, compared with rounding=True",
         )
     x, y = x[known], y[known]
     ax = axes_or_new(ax, (6.4, 4.6))

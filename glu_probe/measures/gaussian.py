@@ -372,7 +372,10 @@ def gaussian_measures(act: Activation | str, scale: object, rho: object) -> pd.D
     try:
         scale, rho = (part.ravel() for part in np.broadcast_arrays(_floats(scale), _floats(rho)))
     except (TypeError, ValueError) as error:
-        raise BadOption(f"scale and rho must be numbers of shapes that go together ({error})") from None
+        raise BadOption(
+            f"scale and rho must be numbers of shapes that go together ({error})",
+            hint="Give numbers, or arrays that broadcast against each other",
+        ) from None
     if (scale < 0).any():
         raise BadOption(f"scale is {np.nanmin(scale)}, but it is a standard deviation", hint="Give values >= 0")
     if ((rho < 0) | (rho > 1)).any():

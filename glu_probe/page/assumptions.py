@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..phrases import counted
+
 _METHODS = {"spectra": "Spectra", "tensor_asymmetry": "Tensor asymmetry"}
 _GIVEN = ("family", "fused_layout", "activation", "expert_layout")
 
@@ -71,7 +73,7 @@ def _text(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield (
             "Text",
             f"{text['tokens']:,} tokens of {', '.join(text['document_names'][:3])}"
-            f"{' and others' if len(text['document_names']) > 3 else ''} in {text['sequences']:,} sequences of "
+            f"{' and others' if len(text['document_names']) > 3 else ''} in {counted(text['sequences'], 'sequence')} of "
             f"{text['sequence_length']}, {first} the first position, in {text['dtype']}",
         )
 

@@ -26,16 +26,17 @@ from torch import Tensor
 from ..arguments import whole_number
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.sites import Site
-from ..errors import BadOption
+from ..errors import BadOption, TextTooShort
 from ..identity import text_software, weights_sha256
 from ..parts import Parts
+from ..phrases import counted
 from ..probing import probe
 from ..selection import select_layers
-from .activations import opened, text_model
+from .activations import opened, refuse_few, text_model
 from .interventions import INTERVENTIONS, Calibration, Fitted, change
 from .language_model import LanguageModel
 from .runs import BATCH_TOKENS, Case, Cost, Runs
-from .targets import PerNeuron, Target, ranking, targets_of, with_subsets
+from .targets import PerNeuron, Target, ranking, refuse_unknown_measure, targets_of, with_subsets
 from .tokens import Tokens
 
 DEFAULT = tuple(name for name in INTERVENTIONS if name != "identity")
@@ -111,10 +112,12 @@ def causal(
     least = {"tokens": 2, "calibration": 2, "spare": 0, "seed": 0}
     given = {"tokens": tokens, "calibration": calibration, "spare": spare, "seed": seed}
     tokens, calibration, spare, seed = (whole_number(name, given[name], low) for name, low in least.items())
+    if subset is not None and len(subset) == 2:
+        _refuse_measure(str(subset[0]))
     checkpoint, module = opened(model, module, options)
     runner, corpus = text_model(
         checkpoint, text, tokens=tokens + calibration, length=length, device=device, dtype=dtype, module=module,
-        tokenizer=tokenizer,
+        tokenizer=tokenizer, suits=lambda found: refuse_few(_split(found, tokens, calibration)[0], first_position, "the calibration text"),
     )  # fmt: skip
     try:
         fitting, evaluation = _split(corpus, tokens, calibration)
@@ -155,12 +158,19 @@ def _known(interventions: Sequence[str]) -> tuple[str, ...]:
 def _split(corpus: Tokens, tokens: int, calibration: int) -> tuple[Tokens, Tokens]:
     """Calibration and evaluation text, of which no sequence is in both."""
     if len(corpus.sequences) < 4:
-        raise BadOption(
-            f"the text makes {len(corpus.sequences)} sequences, and calibration and evaluation need two each at least",
+        raise TextTooShort(
+            f"the text makes {counted(len(corpus.sequences), 'sequence')}, and calibration and evaluation need two each at least",
             hint="Give more text, more tokens, or a smaller length",
         )
     count = len(corpus.sequences)
     return corpus.split(min(max(calibration / (tokens + calibration), 2 / count), 1 - 2 / count))
+
+
+def _refuse_measure(name: str) -> None:
+    """Make sure, before anything is run, that the weight report has the measure of a subset."""
+    refuse_unknown_measure(name)
+    if name.endswith("_text"):
+        raise BadOption(f"{name} is a measure on text", hint="Give (measure, share, probe_text(...).neurons)")
 
 
 def _with_frame(
@@ -169,8 +179,6 @@ def _with_frame(
     if subset is None or len(subset) == 3:
         return subset
     measure, share = subset
-    if str(measure).endswith("_text"):
-        raise BadOption(f"{measure} is a measure on text", hint="Give (measure, share, probe_text(...).neurons)")
     return measure, share, probe(checkpoint, layers=sorted({site.layer for site in sites})).neurons
 
 

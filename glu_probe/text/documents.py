@@ -43,7 +43,7 @@ def decoded(name: str, raw: bytes, where: object, *, blank_is_fine: bool = False
 def checked(name: str, text: str, where: object, *, blank_is_fine: bool = False) -> Document:
     """The document, if its text has something in it and can be written as UTF-8."""
     if not blank_is_fine and not text.strip():
-        raise TextTooShort("there is no text in it", where=where)
+        raise TextTooShort("there is no text in it", where=where, hint="Give a text with words in it")
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -54,7 +54,9 @@ def dataset_rows(source: str, characters: int) -> list[Document]:
             hint="Check the spelling of name, config and split, the network, and whether you may read it",
         ) from None  # fmt: skip
     if not documents:
-        raise TextTooShort("there is no text in it", where=source)
+        raise TextTooShort(
+            "there is no text in it", where=source, hint="Name another split or column: hf:NAME:config@split#column"
+        )
     return documents
 
 

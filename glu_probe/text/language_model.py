@@ -80,8 +80,8 @@ class LanguageModel:
 
         Raises:
             ModelTooLarge: its parameters do not fit into memory.
-            NotRunnable: transformers or TransformerLens cannot build it, or there is no such device.
-            BadOption: there is no such dtype.
+            NotRunnable: transformers or TransformerLens cannot build it.
+            BadOption: there is no such dtype, or no such device here.
         """
         if dtype not in DTYPES:
             raise BadOption(f"dtype is {dtype!r}", hint=f"Use {' or '.join(DTYPES)}")

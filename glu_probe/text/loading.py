@@ -13,7 +13,7 @@ import torch
 
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.ref import parse_ref
-from ..errors import ModelTooLarge, NotRunnable
+from ..errors import BadOption, ModelTooLarge, NotRunnable
 
 _ROOM = 1.2  # activations, hooks and the libraries beside the parameters
 
@@ -23,8 +23,10 @@ def load_model(checkpoint: Checkpoint, dtype: torch.dtype, device: str) -> Any:
 
     Raises:
         ModelTooLarge: its parameters do not fit into memory.
-        NotRunnable: transformers cannot build it as a causal language model, or there is no such device.
+        BadOption: there is no such device here.
+        NotRunnable: transformers cannot build it as a causal language model.
     """
+    _refuse_unusable(device)
     _refuse_too_large(checkpoint, dtype, device)
     model = _from_transformers(checkpoint, dtype)
     try:
@@ -35,6 +37,19 @@ def load_model(checkpoint: Checkpoint, dtype: torch.dtype, device: str) -> Any:
             where=checkpoint.name,
             hint="Use --device cpu",
         ) from None
+
+
+def _refuse_unusable(device: str) -> None:
+    """Make sure that something can be computed there, before a model is loaded."""
+    try:
+        usable = bool(torch.zeros(1, device=device).add(1).item())
+        reason = "nothing is computed there"
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
+        usable, reason = False, first_line(error)
+    if not usable:
+        raise BadOption(
+            f"device is {device!r}: {reason}", hint="Give cpu, or cuda or mps where this machine and its torch have it"
+        )
 
 
 def _refuse_too_large(checkpoint: Checkpoint, dtype: torch.dtype, device: str) -> None:
@@ -89,7 +104,9 @@ def _from_transformers(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
             return AutoModelForCausalLM.from_pretrained(place, **options)
     except Exception as error:  # transformers raises whatever its models do
         raise NotRunnable(
-            f"transformers cannot load it as a causal language model: {first_line(error)}", where=checkpoint.name
+            f"transformers cannot load it as a causal language model: {first_line(error)}",
+            where=checkpoint.name,
+            hint="Its weights alone can be measured: `glu-probe report`",
         ) from None
 
 

@@ -116,7 +116,11 @@ class Runs:
         try:
             self._replayer = Replayer(runner.bridge)
         except LookupError as error:
-            raise NotRunnable(str(error), where=runner.checkpoint.name) from None
+            raise NotRunnable(
+                str(error),
+                where=runner.checkpoint.name,
+                hint="Costs need a model of layers one after another; `glu-probe activations` may still run it",
+            ) from None
         self._room = _room(runner)
         self._vocabulary = runner.bridge.original_model.config.get_text_config().vocab_size
         self._values: dict[Site, Tensor] = {}
@@ -272,6 +276,7 @@ class Runs:
                 raise NotRunnable(
                     f"its layers do not run without those below: {first_line(error)}",
                     where=f"{self._runner.checkpoint.name}, layers {target.layers}",
+                    hint="Costs need a model of layers one after another; `glu-probe activations` may still run it",
                 ) from error
             if cost.loss.any() or cost.divergence.any():
                 raise self._cannot(

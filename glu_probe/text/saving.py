@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from ..page.pictures import Picture, draw, save
-from ..report import prepare_directory, refusals, write_atomically, write_text
+from ..report import cause, prepare_directory, refusals, write_atomically, write_text
+from ..saved_results import no_results
 
 
 def save_costs(
@@ -38,19 +40,37 @@ def save_costs(
     Raises:
         CannotWrite: the directory or a file in it cannot be written.
     """
-    directory, troubles = prepare_directory(directory), []
+    directory = prepare_directory(directory)
     provenance = {**(facts or {}), **costs.attrs, **({} if command is None else {"command": list(command)})}
     with refusals(directory):
         write_atomically(directory / "causal.parquet", costs.to_parquet)
         write_atomically(directory / "causal.csv", lambda path: costs.to_csv(path, index=False))
         write_text(directory / "provenance.json", json.dumps(provenance, indent=2, allow_nan=False) + "\n")
-        if figures:
-            drawn = draw(_pictures(costs))[0]
-            troubles = [f"{one.picture.name}: {one.reason}" for one in drawn if one.reason]
-            if any(one.png for one in drawn):
-                (directory / "figures").mkdir(exist_ok=True)
-                save(drawn, directory / "figures")
-    return troubles
+    return draw_costs(costs, directory) if figures else []
+
+
+def draw_costs(costs: pd.DataFrame, directory: str | os.PathLike) -> list[str]:
+    """Write figures/causal_*.png and .svg alone; see `save_costs`."""
+    directory = prepare_directory(directory)
+    with refusals(directory):
+        drawn = draw(_pictures(costs))[0]
+        if any(one.png for one in drawn):
+            (directory / "figures").mkdir(exist_ok=True)
+            save(drawn, directory / "figures")
+    return [f"{one.picture.name}: {one.reason}" for one in drawn if one.reason]
+
+
+def load_costs(directory: str | os.PathLike) -> pd.DataFrame:
+    """The frame that `save_costs` wrote.
+
+    Raises:
+        NoReport: it is absent or cannot be read, or something else is saved here.
+    """
+    directory = Path(directory).expanduser()
+    try:
+        return pd.read_parquet(directory / "causal.parquet")
+    except (OSError, ValueError) as error:
+        raise no_results(directory, "costs", cause(error)) from None
 
 
 def _pictures(costs: pd.DataFrame) -> list[Picture]:

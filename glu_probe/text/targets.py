@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from ..checkpoint.sites import Site
 from ..errors import BadOption
+from ..measures.registry import NEURON_MEASURES, TEXT_MEASURES
 
 PerNeuron = Float[Tensor, " d_mlp"]
 Place = tuple[Site, int]  # a neuron
@@ -22,6 +24,7 @@ _CLOSE = 0.01  # energies of a subset and its control differ by less, if that ca
 _JITTER = 2  # places to either side of the neuron of nearest energy
 _SWAPS = 100
 _RANKED = 64  # neurons of an MLP
+_ON_TEXT = tuple(name for name, measure in TEXT_MEASURES.items() if measure.level == "neuron")
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,12 +126,34 @@ def with_subsets(
     return out
 
 
+def refuse_unknown_measure(measure: str, known: Iterable[str] = ()) -> None:
+    """Make sure that a column of the neuron frame, on Gaussian input or on text, can have this name.
+
+    Args:
+        measure: the name.
+        known: further columns that there are.
+
+    Raises:
+        BadOption: it is none; the hint has those that there are.
+    """
+    if measure not in {*NEURON_MEASURES, *_ON_TEXT, *known}:
+        near = difflib.get_close_matches(measure, [*NEURON_MEASURES, *_ON_TEXT], n=1)
+        hint = f"Did you mean {near[0]}? {_known()}" if near else _known()
+        raise BadOption(f"there is no measure of neurons called {measure!r}", hint=hint)
+
+
+def _known() -> str:
+    return f"There are {', '.join(NEURON_MEASURES)}; and on text {', '.join(_ON_TEXT)}"
+
+
 def _values(site: Site, measure: str, share: float, frame: pd.DataFrame) -> np.ndarray:
     absent = [name for name in ("tower", "layer", "expert", measure) if name not in frame]
     if absent:
+        if absent == [measure]:
+            refuse_unknown_measure(measure, [name for name in frame if pd.api.types.is_numeric_dtype(frame[name])])
         raise BadOption(f"the neuron frame has no column {absent[0]!r}", hint="Give report.neurons as it is")
     if not pd.api.types.is_numeric_dtype(frame[measure]):
-        raise BadOption(f"column {measure!r} holds no numbers")
+        raise BadOption(f"{measure!r} is no number by which neurons could be ordered", hint=_known())
     expert = frame["expert"].astype(object).where(frame["expert"].notna(), None)
     here = (frame["tower"] == site.tower) & (frame["layer"] == site.layer)
     rows = frame[here & (expert.isna() if site.expert is None else expert.astype(str) == str(site.expert))]

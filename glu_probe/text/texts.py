@@ -61,7 +61,11 @@ def _given(texts: Sequence[str]) -> list[Document]:
     for number, text in enumerate(texts, 1):
         where = f"text {number} of the list"
         if not isinstance(text, str):
-            raise TextUnreadable(f"a string is expected, found a {type(text).__name__}", where=where)
+            raise TextUnreadable(
+                f"a string is expected, found a {type(text).__name__}",
+                where=where,
+                hint="Give texts as strings; paths are given alone, not in a list",
+            )
         documents.append(checked(f"text {number}", text, where))
     return documents
 
@@ -86,7 +90,8 @@ def _from_path(source: str | os.PathLike) -> list[Document]:
         raise PathNotFound(
             "there is no such file or directory",
             where=where if os.fspath(source) else "''",
-            hint="Give an existing path; a text itself goes into a list: [text]",
+            hint="Check the spelling and give an existing file or directory, - for standard input, or hf:NAME for a dataset; in Python "
+            "a text itself goes into a list: [text]",
         )
     return [_file(path, path.name)]
 
@@ -113,7 +118,11 @@ def _directory(directory: Path) -> list[Document]:
     documents = [_file(directory / name, name, blank_is_fine=True) for name in sorted(names, key=_natural)]
     documents = [document for document in documents if document.text.strip()]
     if not documents:
-        raise TextTooShort(f"all {len(names)} text files are empty", where=directory.absolute())
+        raise TextTooShort(
+            f"all {len(names)} text files are empty",
+            where=directory.absolute(),
+            hint="Give a directory with a text in it, or a file",
+        )
     return documents
 
 

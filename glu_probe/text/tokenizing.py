@@ -56,9 +56,12 @@ def tokenize(
         whole_number("tokens", tokens, 2)
     whole_number("length", length, 2)
     if max_length is not None and length > max_length:
-        raise BadOption(f"length is {length}, but the model has only {max_length} positions")
+        raise BadOption(
+            f"length is {length}, but the model has only {max_length} positions",
+            hint=f"Give a length of at most {max_length}",
+        )
     if not documents:
-        raise TextTooShort("there are no documents")
+        raise TextTooShort("there are no documents", hint="Give at least one text")
     bos = _leading(tokenizer, documents)
     if length - len(bos) < 2:
         raise BadOption(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..arguments import whole_number
 from ..errors import BadOption, TextTooShort
+from ..phrases import counted
 
 _NAMES_SHOWN = 20
 
@@ -60,6 +61,10 @@ class Tokens:
         """Tokens of the text, without those at the beginning of each sequence."""
         return sum(len(ids) - len(self.bos_ids) for ids in self.sequences)
 
+    def n_positions(self, first: int) -> int:
+        """Positions of all sequences, without the first `first` of each."""
+        return sum(max(len(ids) - first, 0) for ids in self.sequences)
+
     @property
     def n_documents(self) -> int:
         """Number of documents that were given."""
@@ -100,7 +105,7 @@ class Tokens:
             TextTooShort: there is only one sequence.
         """
         if not 0 < share < 1:
-            raise BadOption(f"share is {share}; it must lie between 0 and 1")
+            raise BadOption(f"share is {share}; it must lie between 0 and 1", hint="Give a share such as 0.5")
         count = len(self.sequences)
         size = min(max(round(share * count), 1), count - 1)
         drawn = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:size].tolist()
@@ -119,7 +124,7 @@ class Tokens:
     def _parts(self, first: set[int], how: str) -> tuple[Tokens, Tokens]:
         if not 0 < len(first) < len(self.sequences):
             raise TextTooShort(
-                f"{len(self.sequences)} sequences of {self.length} tokens are too few to be split like this",
+                f"{counted(len(self.sequences), 'sequence')} of {self.length} tokens are too few to be split like this",
                 hint="Give more text, or a shorter length",
             )
         how = how if self.part is None else f"{self.part}; {how}"

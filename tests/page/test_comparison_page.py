@@ -10,8 +10,9 @@ import pytest
 
 import glu_probe as gp
 from glu_probe import figures
-from glu_probe.across.comparison import Comparison, is_saved_comparison
+from glu_probe.across.comparison import Comparison
 from glu_probe.errors import NoReport
+from glu_probe.saved_results import kind_of_results
 
 from ..support import write_llama
 from .test_browser import BROWSER, in_order, looked_at
@@ -113,12 +114,16 @@ def test_a_figure_that_fails_does_not_cost_the_data(run, tmp_path, monkeypatch):
 
 
 def test_what_is_absent_is_named(saved, tmp_path):
-    assert is_saved_comparison(saved)
-    assert not is_saved_comparison(tmp_path)
-    (tmp_path / "provenance.json").write_text('{"model": "a report"}')
-    assert not is_saved_comparison(tmp_path)
-    with pytest.raises(NoReport, match=r"no layers\.parquet"):
+    assert kind_of_results(saved) == "comparison"
+    assert kind_of_results(tmp_path) is None
+    with pytest.raises(NoReport, match=r"no complete comparison here \(no layers\.parquet\)"):
         Comparison.load(tmp_path)
+    (tmp_path / "provenance.json").write_text('{"model": "a report"}')
+    assert kind_of_results(tmp_path) == "report"
+    with pytest.raises(NoReport, match="this directory holds a report, not a comparison"):
+        Comparison.load(tmp_path)
+    with pytest.raises(NoReport, match="this directory holds a comparison, not a report"):
+        gp.load_report(saved)
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")

@@ -20,6 +20,7 @@ from glu_probe.measures.registry import (
     TEXT_SUFFIXES,
 )
 from glu_probe.text import activations
+from glu_probe.text.moments import GaugeMoments, NeuronMoments
 
 from .test_moments import by_definition
 from .tiny_models import LAYERS, build, save, tokens, words
@@ -151,12 +152,43 @@ def test_tokens_limits_the_text(directory):
     assert "the text is 4 sequences long: standard errors on text are rough" in report.provenance["notes"]
 
 
+@pytest.mark.parametrize(("options", "said"), [
+    ({"tokens": 32}, "only 31 positions of 1 sequence can be used, the first of every sequence left out, .* needs 32"),
+    ({"tokens": 31, "first_position": True}, "only 31 positions of 1 sequence can be used, and what"),
+    ({"tokens": 32, "length": 2}, "only 16 positions of 16 sequences can be used, .* longer sequences lose fewer"),
+])  # fmt: skip
+def test_what_is_fitted_needs_positions(directory, monkeypatch, options, said):
+    """Of a single position every gauge makes the two branches equal, so that no neuron would be asymmetric."""
+    monkeypatch.setattr(activations.LanguageModel, "load", None)  # it is said before the model is
+    with pytest.raises(TextTooShort, match=said):
+        gp.probe_text(directory, [words(60)], **{"length": 64, **options})
+
+
+@pytest.mark.parametrize(("positions", "asymmetry", "residual"), [
+    (1, 0.0, 0.0), (32, 0.67, 0.84), (256, 0.87, 0.98), (1024, 0.93, 0.99),
+])  # fmt: skip
+def test_few_positions_are_fitted_too_well(positions, asymmetry, residual):
+    """Means over SiLU neurons with unrelated branches, as parts of what they are of the distribution."""
+    neurons, generator = 2000, torch.Generator().manual_seed(positions)
+    a, b = torch.randn(2, positions, neurons, generator=generator)
+    gauge = GaugeMoments(neurons)
+    gauge.update(a, b)
+    moments = NeuronMoments(gp.activation("silu"), gauge.gauge())
+    moments.update(a, b, 0)
+    found, known = moments.estimates().values, gp.gaussian_measures("silu", [1.0], [0.0]).iloc[0]
+    for name, part in (("exchange_asymmetry", asymmetry), ("residual_share", residual)):
+        assert float(np.mean(np.asarray(found[name]))) / known[name] == pytest.approx(part, abs=0.03), name
+
+
 def test_one_sequence_has_no_errors(directory):
-    report = gp.probe_text(directory, ["a few words only"], length=64)
+    report = gp.probe_text(directory, [words(60)], length=64, tokens=33)
     assert report.neurons["exchange_asymmetry_text"].notna().all()
     assert report.neurons["exchange_asymmetry_text_se"].isna().all()
     assert report.layers["exchange_asymmetry_text_mean_se"].isna().all()
-    assert "standard errors on text are missing" in report.provenance["notes"][-1]
+    assert report.provenance["notes"][-2:] == [
+        "the text is 1 sequence long: standard errors on text are missing",
+        "32 positions of the text take part: the gauge is fitted to so few, and asymmetries on text come out too low",
+    ]
     assert "nan" not in " ".join(report.findings)
 
 

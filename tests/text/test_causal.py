@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import glu_probe as gp
-from glu_probe.errors import BadOption, FactorsDisagree, NoTokenizer, NotRunnable
+from glu_probe.errors import BadOption, FactorsDisagree, NoTokenizer, NotRunnable, TextTooShort
 from glu_probe.text import causal as causal_module
 from glu_probe.text import replay, runs
 from glu_probe.text.documents import Document
@@ -336,15 +336,18 @@ def test_a_model_that_needs_its_lower_layers_is_refused(monkeypatch):
 @pytest.mark.parametrize(("changes", "error", "said"), [
     ({"interventions": ["exchnge"]}, BadOption, "no intervention 'exchnge'"),
     ({"interventions": []}, BadOption, "no intervention is asked for"),
-    ({"tokens": 40, "calibration": 40}, BadOption, "need two each"),
+    ({"tokens": 40, "calibration": 40}, TextTooShort, "makes 3 sequences, and calibration and evaluation need two each"),
+    ({"tokens": 40, "calibration": 24, "length": 8}, TextTooShort, "calibration text is too short: .* needs 32"),
     ({"tokens": 0}, BadOption, "tokens is 0"),
     ({"spare": -1}, BadOption, "spare is -1"),
     ({"spare": 1.5}, BadOption, "spare is 1.5"),
     ({"layers": [7]}, BadOption, "no layer 7"),
     ({"subset": ("exchange_asymmetry", 0.7)}, BadOption, "cannot be chosen"),
-    ({"subset": ("nothing", 0.1)}, BadOption, "no column 'nothing'"),
-    ({"subset": ("io_class", 0.1)}, BadOption, "holds no numbers"),
+    ({"subset": ("nothing", 0.1)}, BadOption, "no measure of neurons called 'nothing'. There are query_norm, value_gain, "),
+    ({"subset": ("io_class", 0.1)}, BadOption, "no measure of neurons called 'io_class'"),
+    ({"subset": ("exchange_asymetry", 0.1)}, BadOption, "Did you mean exchange_asymmetry"),
     ({"subset": ("exchange_asymmetry_text", 0.1)}, BadOption, "a measure on text"),
+    ({"subset": ("nothing_text", 0.1)}, BadOption, "no measure of neurons called 'nothing_text'"),
     ({"tokenizer": None}, NoTokenizer, "without its tokenizer"),
 ])  # fmt: skip
 def test_wrong_arguments(changes, error, said):

@@ -284,7 +284,7 @@ def test_bad_options(directories):
     checkpoint = gp.open_checkpoint(directories("llama"))
     with pytest.raises(BadOption, match="Use float32 or bfloat16"):
         LanguageModel.load(checkpoint, dtype="float16", tokenizer=tokens())
-    with pytest.raises(NotRunnable, match="it cannot be put on device 'nowhere'"):
+    with pytest.raises(BadOption, match="device is 'nowhere'"):
         LanguageModel.load(checkpoint, device="nowhere", tokenizer=tokens())
     (directories("llama") / "config.json").rename(directories("llama") / "config.away")
     try:

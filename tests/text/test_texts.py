@@ -73,7 +73,7 @@ def test_standard_input(monkeypatch, stream):
 @pytest.mark.parametrize("raw", [b"", b" \n "])
 def test_empty_standard_input(monkeypatch, raw):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
-    with pytest.raises(TextTooShort, match=r"^standard input: there is no text in it$"):
+    with pytest.raises(TextTooShort, match=r"^standard input: there is no text in it\. Give a text with words in it$"):
         read_texts("-")
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(TextTooShort):

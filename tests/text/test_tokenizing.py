@@ -127,7 +127,10 @@ def test_nothing_is_said_about_texts_longer_than_the_model(capsys, caplog):
         ({"length": 2}, "^length is 2, which leaves 1 for text after the tokenizer's leading <s>. Give at least 3$"),
         ({"tokens": 0}, "^tokens is 0. Give a whole number of at least 2$"),
         ({"tokens": 1}, "^tokens is 1. Give a whole number of at least 2$"),
-        ({"length": 9, "max_length": 8}, "^length is 9, but the model has only 8 positions$"),
+        (
+            {"length": 9, "max_length": 8},
+            r"^length is 9, but the model has only 8 positions\. Give a length of at most 8$",
+        ),
     ],
 )
 def test_options_that_mean_nothing(options, message):
