@@ -232,12 +232,11 @@ def test_what_a_url_carries_is_sent_and_not_shown(web, model, capsys, tmp_path):
 
 
 def test_the_command_line_of_a_report_does_not_keep_secrets(monkeypatch):
-    from glu_probe.cli.saving import command_line as typed
+    from glu_probe.cli import application, saving
 
-    monkeypatch.setattr(
-        "sys.argv", ["glu-probe", "inspect", f"https://u:{SECRET}@host/x.gguf?key={SECRET}", "-o", "x?y"]
-    )
-    assert typed() == ["glu-probe", "inspect", "https://host/x.gguf", "-o", "x?y"]
+    typed = ["inspect", f"https://u:{SECRET}@host/x.gguf?key={SECRET}", "-o", "x?y"]
+    monkeypatch.setattr(application, "typed", typed)
+    assert saving.command_line() == ["glu-probe", "inspect", "https://host/x.gguf", "-o", "x?y"]
 
 
 # -- references ---------------------------------------------------------------------------------
