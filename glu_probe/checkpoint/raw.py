@@ -140,6 +140,8 @@ def _writing(name: str) -> Iterator[None]:
 class FileRows:
     """Neurons that are rows of such a matrix, every `step`-th from `first`."""
 
+    nbytes = 0  # in memory
+
     def __init__(self, matrix: RawMatrix, count: int, first: int, step: int) -> None:
         self._matrix, self._first, self._step = matrix, first, step
         self.count, self.width, self.dtype = count, matrix.shape[1], matrix.dtype
@@ -191,6 +193,11 @@ class FileColumns:
             out[done - start : last - start] = stripe[done - begin : last - begin]
             done = last
         return out
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory, once something was asked for."""
+        return min(self._wide, self.count) * self.width * self.dtype.itemsize
 
     def _turned(self, begin: int) -> Tensor:
         """The stripe that begins there, in the memory of the one before."""

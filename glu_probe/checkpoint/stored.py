@@ -106,6 +106,11 @@ class StoredLayer(LayerRows):
         """Width of the residual stream."""
         return self.factors["query"].shape[1]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory: of all that is stored, or of the stripes that are held of what stays in its file."""
+        return sum(factor.stored.nbytes for factor in self.factors.values())
+
     def rows(self, role: Role, which: slice | Tensor) -> Float[Tensor, "rows d_model"]:
         """Some rows of a factor, in float32, or float64 where the file has that."""
         return self.factors[role](which)

@@ -24,26 +24,31 @@ LANES = 8
 Item = TypeVar("Item")
 
 
-def in_lanes(work: Callable[[int, Item], None], items: Iterable[Item]) -> None:
+def in_lanes(work: Callable[[int, Item], None], items: Iterable[Item], lanes: int = LANES) -> None:
     """work(lane, item) for each item, on as many cores as torch may use; items are taken as there is a core for them.
 
     Within `work` torch uses one core.
 
+    Args:
+        lanes: how many there are, and no more cores; fewer where what each sums up is large.
+
     Raises:
         What `work` raises, of the first item for which it does; no work goes on then.
     """
-    threads = _threads()
+    threads = min(_own.most or torch.get_num_threads(), lanes)
     if threads < 2:
         for number, item in enumerate(items):
-            work(number % LANES, item)
+            work(number % lanes, item)
+            del item  # before the next one is there
         return
     pool, waiting = _pool(threads), deque[Future[None]]()
     # fewer than there are lanes, so that a lane's last item is done when its next one begins; one beyond the cores, so
     # that none of these waits for this thread
-    most = min(threads + 1, LANES) - 1
+    most = min(threads + 1, lanes) - 1
     try:
         for number, item in enumerate(items):
-            waiting.append(pool.submit(work, number % LANES, item))
+            waiting.append(pool.submit(work, number % lanes, item))
+            del item
             if len(waiting) > most:
                 waiting.popleft().result()
         while waiting:
@@ -55,26 +60,27 @@ def in_lanes(work: Callable[[int, Item], None], items: Iterable[Item]) -> None:
 
 
 @contextmanager
-def only_lanes() -> Iterator[None]:
-    """Within, torch uses several cores in lanes alone, of all that this thread does."""
-    before = _own.threads
-    _own.threads = before or torch.get_num_threads()
+def only_lanes(most: int | None = None) -> Iterator[None]:
+    """Within, torch uses several cores in lanes alone, of all that this thread does.
+
+    Args:
+        most: how many at once, at least 1; None for all that torch may use. No result depends on it.
+    """
+    before = _own.cores, _own.most
+    _own.cores = _own.cores or torch.get_num_threads()
+    _own.most = min(_own.most or _own.cores, most or LANES)
     try:
         with thread_limits.torch_cores(1):
             yield
     finally:
-        _own.threads = before
+        _own.cores, _own.most = before
 
 
 @contextmanager
 def every_core() -> Iterator[None]:
     """Within `only_lanes`, give torch back what it had: for large products and eigenvalue problems."""
-    with thread_limits.torch_cores(_own.threads or torch.get_num_threads()):
+    with thread_limits.torch_cores(_own.cores or torch.get_num_threads()):
         yield
-
-
-def _threads() -> int:
-    return min(_own.threads or torch.get_num_threads(), LANES)
 
 
 class _Own(threading.local):
@@ -82,7 +88,8 @@ class _Own(threading.local):
 
     def __init__(self) -> None:
         self.pools: dict[int, ThreadPoolExecutor] = {}
-        self.threads: int | None = None
+        self.cores: int | None = None  # that torch had before `only_lanes`
+        self.most: int | None = None  # of them, for lanes
 
 
 _own = _Own()
