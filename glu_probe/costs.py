@@ -1,4 +1,4 @@
-"""What measuring one MLP costs, from its shape and where it lies: arithmetic, bytes to read, memory.
+"""What measuring one MLP costs, from its shape and where it lies: arithmetic and bytes to read.
 
 The numbers of passes, products and samples are those of the code that makes them, and its constants are taken from there:
 `measuring` (one pass over all factors, then the spectra), `measures.gram` (a read of the matrix for each step of the
@@ -20,7 +20,7 @@ from .checkpoint.memory import chunks
 from .checkpoint.sites import Site
 from .checkpoint.slabs import Slab
 from .checkpoint.source import TensorInfo
-from .layer_rows import BLOCK
+from .layer_rows import BLOCK, LayerRows
 from .measures import arithmetic, gaussian, gram, nulls, output, sampling, spectra, tensor
 
 ROLES = ("gate", "up", "down")
@@ -44,6 +44,13 @@ class Shape:
     function: bool = True
     homogeneous: bool = False
     group: str = "dense"
+
+    @classmethod
+    def of(cls, layer: LayerRows) -> Shape:
+        """That of a layer."""
+        known = layer.functional_note() is None
+        homogeneous = known and layer.activation is not None and layer.activation.degree is not None
+        return cls(layer.d_mlp, layer.d_model, known, homogeneous, layer.group)
 
     @property
     def weights(self) -> int:
@@ -88,8 +95,12 @@ class Shape:
     @property
     def drawn(self) -> tuple[int, int, int]:
         """Inputs that are drawn, those at which outputs are taken, and pairs of them."""
-        pairs = 0 if self.exact_tensor else max(self.samples // 2, 2)
-        return max(self.samples, 2 * pairs), self.samples if self.function else 0, pairs
+        return self.drawn_of(self.samples)
+
+    def drawn_of(self, samples: int) -> tuple[int, int, int]:
+        """The same for another number of Gaussian inputs."""
+        pairs = 0 if self.exact_tensor else max(samples // 2, 2)
+        return max(samples, 2 * pairs), samples if self.function else 0, pairs
 
     def flops(self, *, samples: int | None = None, steps: int = gram._STEPS) -> dict[str, float]:
         """Floating point operations by what they are for.
@@ -103,10 +114,7 @@ class Shape:
             steps: of each Lanczos iteration.
         """
         n, d, weights = self.d_mlp, self.d_model, self.weights
-        inputs, outputs, pairs = self.drawn
-        if samples is not None:
-            pairs = 0 if self.exact_tensor else max(samples // 2, 2)
-            inputs, outputs = max(samples, 2 * pairs), samples if self.function else 0
+        inputs, outputs, pairs = self.drawn_of(self.samples if samples is None else samples)
         out = {
             "inner products": 18.0 * weights,
             "Gaussian measures": (n + nulls.NULL_PAIRS) * self._interpolation if self.function else 0.0,
@@ -265,42 +273,3 @@ def _spanned(count: int, span: int, step: int) -> int:
 def _width(info: TensorInfo) -> int:
     """Bytes of a value in memory, in the dtype that it is read in; as `Site.held_bytes` has it."""
     return {"F64": 8, "BF16": 2, "F16": 2}.get("" if info.decoded else info.dtype, 4)
-
-
-# -- memory --------------------------------------------------------------------------------------
-
-_LIBRARIES = 40e6  # what they take when they are first used, beyond their imports and what is given back
-_TABLE = 10e6  # more than those, while the table of an activation that is not homogeneous is made, in pieces
-_PER_NEURON = 2500  # while Gaussian measures are interpolated, for so many neurons at a time
-_AT_A_TIME = gaussian._TABLE_CHUNK
-_PER_ROW = 400  # of a neuron in frames, while those of a layer are put together
-
-
-def peak_memory(shape: Shape, held: int, in_file: bool, stripes: list[int], expert: int, neurons: int) -> int:
-    """Bytes that measuring an MLP takes at most, beyond the imports; an estimate.
-
-    Args:
-        shape: its sizes.
-        held: bytes of its factors in memory, if they are held.
-        in_file: whether they are not.
-        stripes: bytes of columns that are held at a time, of each matrix that lies in columns, for one in a file.
-        expert: bytes of an expert's matrices while they are copied from a stack.
-        neurons: of its layer, whose frame is put together.
-    """
-    inputs, outputs, pairs = shape.drawn
-    rows = (3 * outputs + 2 * pairs + inputs) * shape.d_model
-    sampled = 12 * rows
-    blocks = 2 * BLOCK * shape.d_model * 30 + (0 if shape.single else 24 * rows)
-    table = _TABLE if shape.function and not shape.homogeneous else 0.0
-    table += _PER_NEURON * min(shape.d_mlp, _AT_A_TIME)
-    small = min(shape.d_mlp, shape.d_model)
-    exact = 0.0
-    if shape.exact_spectra:  # Gram matrices of three factors, an eigenvalue problem, and a block of rows
-        wide, step = (3, small) if shape.d_mlp < shape.d_model else (0, spectra._ROWS)
-        exact = 8.0 * (8 * small**2 + 4 * step * shape.d_model + wide * shape.weights)
-    if shape.exact_tensor:  # unit rows of three factors while the last is made, and products of a block with all
-        exact = max(exact, 8.0 * (5 * shape.weights + 6 * BLOCK * shape.d_mlp))
-    columns, turned = (sum(stripes), max(stripes, default=0)) if in_file else (0, 0)
-    factors = 0 if in_file else held
-    working = max(table + columns, blocks + columns + turned, exact + columns, expert, _PER_ROW * neurons)
-    return int(_LIBRARIES + factors + sampled + working)

@@ -35,6 +35,11 @@ class HeldRows:
 
     matrix: Tensor
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        return self.matrix.nbytes
+
     def __call__(self, which: slice | Tensor) -> Tensor:
         """Some of them."""
         return self.matrix[which]

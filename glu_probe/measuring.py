@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import zlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -13,9 +14,11 @@ import torch
 from .arguments import whole_number
 from .checkpoint.checkpoint import Checkpoint
 from .checkpoint.memory import DEFAULT as DEFAULT_MEMORY
-from .checkpoint.memory import Room, Workspace, fresh, give_back
+from .checkpoint.memory import Room, Workspace, fresh, give_back, held_limit
 from .checkpoint.sites import Site
 from .checkpoint.stored import StoredLayer
+from .costs import Shape
+from .footprint import cores
 from .frames import LayerResult
 from .layer_rows import BLOCK, ROLES, Factors, LayerRows
 from .measures import tensor
@@ -29,8 +32,9 @@ from .measures.sampling import SampledLayer, sampled
 from .measures.spectra import branch_spectra
 from .thread_limits import torch_cores
 
+_ROOMY = 300_000_000  # bytes of the memory beside the factors, from which on what the allocator keeps does not matter
+_BLOCKS = 8  # of neurons, after which it is given back where there is less
 _LARGE = 1_000_000  # weights of a matrix from which on what a layer leaves to the allocator is worth giving back
-_HELD = 0.6  # of the memory, for what is read; the rest is for a block of neurons and what comes of it
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ def stored_layers(checkpoint: Checkpoint, sites: Sequence[Site], memory: int) ->
         for number, site in enumerate(sites):
             layer = _stored(checkpoint, site, memory, rooms[number % 2]) if waiting is None else waiting.result()
             following, waiting = sites[number + 1] if number + 1 < len(sites) else None, None
-            if following is not None and site.held_bytes(infos) + following.held_bytes(infos) <= _HELD * memory:
+            if following is not None and site.held_bytes(infos) + following.held_bytes(infos) <= held_limit(memory):
                 waiting = reader.submit(_stored, checkpoint, following, memory, rooms[(number + 1) % 2])
             else:
                 rooms = rooms[::-1]  # the next one goes where this one is
@@ -62,7 +66,7 @@ def stored_layers(checkpoint: Checkpoint, sites: Sequence[Site], memory: int) ->
 
 
 def _stored(checkpoint: Checkpoint, site: Site, memory: int, room: Room) -> StoredLayer:
-    return checkpoint.stored(site, room, int(_HELD * memory))
+    return checkpoint.stored(site, room, held_limit(memory))
 
 
 def measure_site(checkpoint: Checkpoint, site: Site, settings: Settings, workspace: Room = fresh) -> LayerResult:
@@ -79,13 +83,26 @@ def measure_site(checkpoint: Checkpoint, site: Site, settings: Settings, workspa
 
 def measure_stored(layer: StoredLayer, site: Site, settings: Settings) -> LayerResult:
     """Measure an MLP that was read; see `measure_site`."""
-    result = measure_layer(layer, seed=settings.seed, samples=settings.samples, exact=settings.exact)
+    seed, samples = checked(settings.seed, settings.samples)
+    held = layer.nbytes
+    if layer.held and 2 * held <= held_limit(settings.memory):  # the next one may be read meanwhile
+        held *= 2
+    options = {"between": give_back} if settings.memory - held < _ROOMY else {}
+    with only_lanes(cores(Shape.of(layer), settings.memory, held, samples)):
+        result = measure_layer(layer, seed=seed, samples=samples, exact=settings.exact, **options)
     if layer.d_mlp * layer.d_model >= _LARGE:
         give_back()
     return replace(result, oddities=tuple(_oddities(layer, result, site)))
 
 
-def measure_layer(layer: LayerRows, *, seed: int = 0, samples: int | None = None, exact: bool = False) -> LayerResult:
+def measure_layer(
+    layer: LayerRows,
+    *,
+    seed: int = 0,
+    samples: int | None = None,
+    exact: bool = False,
+    between: Callable[[], None] = lambda: None,
+) -> LayerResult:
     """Every default measure of one gated MLP.
 
     Args:
@@ -94,16 +111,19 @@ def measure_layer(layer: LayerRows, *, seed: int = 0, samples: int | None = None
         samples: Gaussian inputs for the output measures; None for as many as a fixed cost buys.
         exact: compute spectra and tensor asymmetry exactly whatever that costs (about 6 d_mlp d_model^2 and 5 d_mlp^2
             d_model flops); otherwise large layers get iterated and sampled values, and no effective ranks.
+        between: called again and again between what takes memory.
 
     Raises:
         BadOption: seed or samples are not whole numbers of at least 0 and 2.
     """
     seed, samples = checked(seed, samples)
     with only_lanes():
-        return _measured(layer.detach(), seed, samples, exact)
+        return _measured(layer.detach(), seed, samples, exact, between)
 
 
-def _measured(layer: LayerRows, seed: int, samples: int | None, exact: bool) -> LayerResult:
+def _measured(
+    layer: LayerRows, seed: int, samples: int | None, exact: bool, between: Callable[[], None]
+) -> LayerResult:
     # named by place, so that a layer's numbers do not depend on which others are measured
     place = zlib.crc32(f"{layer.tower}/{layer.expert}".encode())
     streams = np.random.SeedSequence([seed, place, layer.layer]).spawn(3)
@@ -112,29 +132,35 @@ def _measured(layer: LayerRows, seed: int, samples: int | None, exact: bool) -> 
     samples = samples or default_samples(layer)
     pairs = 0 if whole_tensor else max(samples // 2, 2)
     x = inputs(layer, for_output, max(samples, 2 * pairs))
-    products, found = _first_pass(layer, SampledLayer(layer, x, outputs=samples, pairs=pairs))
+    products, found = _first_pass(layer, SampledLayer(layer, x, outputs=samples, pairs=pairs), between)
     flags = neuron_flags(layer, products)
     alive = ~(flags["padded"] | flags["non_finite"])
     if found.too_coarse:
         found = sampled(layer, x, products, alive, outputs=samples, pairs=pairs, fine=True)
+    scalars = found.output_asymmetries()
+    share, error = (math.nan, math.nan) if whole_tensor else found.tensor_asymmetry()
+    del found, x  # what else there is takes as much
+    between()
     whole = alive & ~(flags["zero_gate"] | flags["zero_up"] | flags["zero_down"])
     spectra, spectra_method = branch_spectra(layer, products, alive, for_spectra, exact=exact or None)
+    between()
     if whole_tensor:
         share, error, tensor_method = tensor.tensor_asymmetry(layer, exact=True, usable=alive, products=products)
+        between()
     else:
-        (share, error), tensor_method = found.tensor_asymmetry(), tensor.random_pairs(pairs)
+        tensor_method = tensor.random_pairs(pairs)
     return LayerResult.of(
         layer,
         neurons=neuron_measures(layer, products),
         flags=flags,
         nulls=null_measures(layer, whole, for_nulls),
-        scalars=found.output_asymmetries() | spectra | {"tensor_asymmetry": share, "tensor_asymmetry_se": error},
+        scalars=scalars | spectra | {"tensor_asymmetry": share, "tensor_asymmetry_se": error},
         methods={"spectra": spectra_method, "tensor_asymmetry": tensor_method},
         samples=samples,
     )
 
 
-def _first_pass(layer: LayerRows, found: SampledLayer) -> tuple[RowProducts, SampledLayer]:
+def _first_pass(layer: LayerRows, found: SampledLayer, between: Callable[[], None]) -> tuple[RowProducts, SampledLayer]:
     """One read of all factors: inner products of every neuron's rows, and outputs at the inputs."""
     matrices = GramMatrices(layer.d_mlp, layer.d_model)
     # at once: a small piece kept from each block keeps the allocator from handing out the block's memory again
@@ -147,7 +173,14 @@ def _first_pass(layer: LayerRows, found: SampledLayer) -> tuple[RowProducts, Sam
         products = RowProducts.of(grams[block])
         found.add(lane, block, factors, products, ~(padded(products) | non_finite(layer, products, block)))
 
-    in_lanes(add, layer.read_blocks(), found.lanes)
+    def blocks() -> Iterator[tuple[slice, Callable[[], Factors]]]:
+        for number, item in enumerate(layer.read_blocks()):
+            if number % _BLOCKS == 0:
+                between()
+            yield item
+            del item
+
+    in_lanes(add, blocks(), found.lanes)
     return RowProducts.of(grams), found
 
 

@@ -16,10 +16,11 @@ from functools import cached_property
 from .arguments import whole_number
 from .calibration import measured_rate
 from .checkpoint.checkpoint import Checkpoint
-from .checkpoint.memory import DEFAULT, in_bytes
-from .costs import Reader, Reading, Shape, peak_memory
+from .checkpoint.memory import DEFAULT, bound_to_hold, held_limit, in_bytes
+from .costs import Reader, Reading, Shape
 from .errors import BadOption
-from .measuring import _HELD
+from .footprint import cores, peak_memory
+from .thread_limits import share_of_cores
 
 BANDWIDTH = 2e9  # bytes a second: of an SSD; also what temporary files are taken to have where the model is remote
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -101,7 +102,7 @@ class Plan:
     @property
     def holds_all(self) -> int:
         """The memory bound with which every MLP would be held and read once."""
-        return math.ceil(max(kind.held_bytes for kind in self.kinds) / _HELD)
+        return bound_to_hold(max(kind.held_bytes for kind in self.kinds))
 
     @property
     def reading_seconds(self) -> float:
@@ -243,15 +244,15 @@ def _kinds(checkpoint: Checkpoint, bound: int, workers: int) -> tuple[tuple[Kind
         shape = Shape(site.d_mlp, site.d_model, functional is not None, homogeneous, site.group)
         held_bytes = site.held_bytes(infos)
         stacked = site.slabs["gate"].expert is not None
-        held = held_bytes <= int(_HELD * bound) or stacked
-        reader = Reader(checkpoint, site, shape, once, limit=int(_HELD * bound), remote=remote)
+        held = held_bytes <= held_limit(bound) or stacked
+        reader = Reader(checkpoint, site, shape, once, limit=held_limit(bound), remote=remote)
         reading = reader.held() if held else reader.in_files()
         expert = held_bytes if stacked else 0
         # a worker of its own reads no MLP ahead, and there is none beside the only one
-        ahead = held and workers == 1 and len(checkpoint.sites) > 1 and 2 * held_bytes <= _HELD * bound
-        memory = peak_memory(
-            shape, (2 if ahead else 1) * held_bytes, not held, reader.stripes(), expert, layers[site.tower, site.layer]
-        )
+        ahead = held and workers == 1 and len(checkpoint.sites) > 1 and 2 * held_bytes <= held_limit(bound)
+        stripes, factors = reader.stripes(), (2 if ahead else 1) * held_bytes
+        most = min(cores(shape, bound, factors if held else sum(stripes)), share_of_cores(workers))
+        memory = peak_memory(shape, factors, not held, stripes, expert, layers[site.tower, site.layer], most)
         dtype = infos[site.tensors["gate"]].dtype
         counts[Kind(site.group, dtype, shape, 0, held, ahead, held_bytes, reading, memory)] += 1
     return tuple(replace(kind, count=count) for kind, count in counts.items()), remote

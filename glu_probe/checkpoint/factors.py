@@ -20,7 +20,7 @@ from .rules import MLPRules, Options, TowerRules
 from .sites import Site
 from .slabs import Slab
 from .source import IN_MEMORY, TensorSource
-from .stored import StoredFactor, StoredLayer
+from .stored import StoredFactor, StoredLayer, StoredRows
 
 _WEIGHTS = ("gate", "up", "down")
 
@@ -112,7 +112,9 @@ class FactorReader:
         inner = Fold(gain, norm is not None and norm.kind == "layer")
         in_memory = infos[site.tensors["gate"]].file == IN_MEMORY
         held = in_memory or site.slabs["gate"].expert is not None or limit is None or site.held_bytes(infos) <= limit
-        rows: Mapping[str, Read] = self._held(site, room) if held or limit is None else self._in_files(site, limit)
+        rows: Mapping[str, StoredRows] = (
+            self._held(site, room) if held or limit is None else self._in_files(site, limit)
+        )
         query, key, value = (
             StoredFactor(rows[role], shape, dtype, constant, fold)
             for role, constant, fold in zip(_WEIGHTS, rules.multipliers, (inner, inner, Fold(post)), strict=True)

@@ -22,6 +22,7 @@ from ..errors import BadOption
 
 DEFAULT = 10**9
 _LEAST = 10**8  # below, what a block of neurons and the libraries take is more than the factors
+_HELD, _BESIDE = 0.6, 75_000_000  # share of it for what is read, and what is to be left at least for all else, in bytes
 _CHUNK = 4_000_000  # values: small enough for the allocator to hand the same memory out again
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -48,6 +49,17 @@ def in_bytes(memory: int | str) -> int:
             f"memory is {memory!r}", hint="Give a number of bytes of at least 100 MB, as 1GB, 512MiB or 2000000000"
         )
     return size
+
+
+def held_limit(memory: int) -> int:
+    """How much of a bound factors may take; the rest is for a block of neurons and what comes of it, and for libraries."""
+    # below what the options allow, a bound is one for factors alone
+    return int(_HELD * memory if memory < 10**8 else min(_HELD * memory, memory - _BESIDE))
+
+
+def bound_to_hold(size: int) -> int:
+    """The least bound of which factors may take so many bytes."""
+    return math.ceil(max(size / _HELD, size + _BESIDE))
 
 
 def fresh(_role: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

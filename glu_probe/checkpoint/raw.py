@@ -22,15 +22,12 @@ from ..errors import CannotWrite, Truncated
 from .memory import Read, chunks
 from .sniff import opened
 
-# Bytes of columns that are held at once, since every row costs a read of its own; twice that while they are turned.
-STRIPE = 64 * 2**20
+STRIPE = 64 * 2**20  # bytes of columns that are held at once, since every row costs a read of its own
+_PIECE = 2**20  # bytes of them that are turned at a time
 
 
 def stripe_bytes(limit: int, columns: int) -> int:
-    """Bytes of a stripe of an MLP of which so many matrices lie in columns; all together stay within the limit.
-
-    Each is held, and one of them is there twice while it is turned.
-    """
+    """Bytes of a stripe of an MLP of which so many matrices lie in columns; all together take less than half the limit."""
     return min(STRIPE, limit // (2 * columns + 1))
 
 
@@ -64,14 +61,17 @@ class RawMatrix:
             self._fill(out, file, self.offset + start * self.pitch)
         return out
 
-    def columns(self, start: int, stop: int) -> Tensor:
-        """Those columns: [height, columns]."""
-        out = torch.empty(self.shape[0], stop - start, dtype=self.dtype)
-        first = self.offset + start * self.dtype.itemsize
+    def columns(self, start: int, stop: int) -> Iterator[tuple[slice, Tensor]]:
+        """Those columns of a few rows at a time, with which rows they are: [rows, columns], in memory that the next use."""
+        height, size = self.shape[0], self.dtype.itemsize
+        held = torch.empty(max(1, min(_PIECE // (size * (stop - start)), height)), stop - start, dtype=self.dtype)
+        first = self.offset + start * size
         with self._opened() as file:
-            for index, row in enumerate(out):
-                self._fill(row, file, first + index * self.pitch)
-        return out
+            for begin in range(0, height, len(held)):
+                piece = held[: height - begin]
+                for index, row in enumerate(piece, begin):
+                    self._fill(row, file, first + index * self.pitch)
+                yield slice(begin, begin + len(piece)), piece
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[io.BufferedReader | io.FileIO]:
@@ -139,6 +139,8 @@ def _writing(name: str) -> Iterator[None]:
 class FileRows:
     """Neurons that are rows of such a matrix, every `step`-th from `first`."""
 
+    nbytes = 0  # in memory
+
     def __init__(self, matrix: RawMatrix, count: int, first: int, step: int) -> None:
         self._matrix, self._first, self._step = matrix, first, step
         self.count, self.width, self.dtype = count, matrix.shape[1], matrix.dtype
@@ -171,34 +173,43 @@ class FileColumns:
         self.count, self.width, self.dtype = count, matrix.shape[0], matrix.dtype
         per_neuron = self.width * self.dtype.itemsize * step
         self._wide = max(1, (STRIPE if stripe is None else stripe) // per_neuron)
-        self._stripe: tuple[int, Tensor] | None = None
+        self._begin: int | None = None
+        self._held: Tensor | None = None
 
     def __call__(self, which: slice | Tensor) -> Tensor:
         """Their rows: a range of neurons, or a few by their numbers."""
         if isinstance(which, Tensor):
             return self._few(which)
         start, stop, _ = which.indices(self.count)
-        parts = []
-        while start < stop:
-            begin = start - start % self._wide
+        if start < stop and self._wide >= self.count:  # it stays
+            return self._turned(0)[start:stop]
+        out = torch.empty(max(stop - start, 0), self.width, dtype=self.dtype)
+        done = start
+        while done < stop:
+            begin = done - done % self._wide
             stripe = self._turned(begin)
-            parts.append(stripe[start - begin : stop - begin])
-            start = min(stop, begin + len(stripe))
-        if not parts:
-            return torch.empty(0, self.width, dtype=self.dtype)
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+            last = min(stop, begin + len(stripe))
+            out[done - start : last - start] = stripe[done - begin : last - begin]
+            done = last
+        return out
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory, once something was asked for."""
+        return min(self._wide, self.count) * self.width * self.dtype.itemsize
 
     def _turned(self, begin: int) -> Tensor:
-        if self._stripe is None or self._stripe[0] != begin:
-            self._stripe = None  # before the next one is there
-            self._stripe = begin, self._read(begin, min(begin + self._wide, self.count))
-        return self._stripe[1]
-
-    def _read(self, start: int, stop: int) -> Tensor:
-        first = self._first + start * self._step
-        found = self._matrix.columns(first, first + (stop - start - 1) * self._step + 1)
-        # not by contiguous(), which leaves strides of its own to a row or column that is the only one
-        return torch.empty(stop - start, self.width, dtype=self.dtype).copy_(found[:, :: self._step].T)
+        """The stripe that begins there, in the memory of the one before."""
+        if self._held is None:
+            self._held = torch.empty(min(self._wide, self.count), self.width, dtype=self.dtype)
+        stripe = self._held[: self.count - begin]
+        if self._begin != begin:
+            self._begin = None  # of half a stripe, if reading fails
+            first = self._first + begin * self._step
+            for rows, piece in self._matrix.columns(first, first + (len(stripe) - 1) * self._step + 1):
+                stripe[:, rows] = piece[:, :: self._step].T
+            self._begin = begin
+        return stripe
 
     def _few(self, which: Tensor) -> Tensor:
         """Neighbours in one stripe are read with one pass over the rows; the pass is what costs."""

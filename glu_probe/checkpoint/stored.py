@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from jaxtyping import Float
@@ -18,6 +19,19 @@ from ..activations import Activation
 from ..layer_rows import ROLES, Factors, Fold, HeldRows, LayerRows, PerNeuron, Read, Role
 from ..neurons import GatedLayer
 from .memory import Room, chunks, fresh
+
+
+class StoredRows(Protocol):
+    """Rows of a stored matrix, in memory or in a file, in the dtype of the file."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of them in memory."""
+        ...
+
+    def __call__(self, which: slice | Tensor) -> Tensor:
+        """Some of them, by range or number."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +46,7 @@ class StoredFactor:
         fold: what a norm does to its columns.
     """
 
-    stored: Read
+    stored: StoredRows
     shape: tuple[int, int]
     dtype: torch.dtype
     constant: float = 1.0
@@ -107,6 +121,11 @@ class StoredLayer(LayerRows):
     def d_model(self) -> int:
         """Width of the residual stream."""
         return self.factors["query"].shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory: of all that is stored, or of the stripes that are held of what stays in its file."""
+        return sum(factor.stored.nbytes for factor in self.factors.values())
 
     def rows(self, role: Role, which: slice | Tensor) -> Float[Tensor, "rows d_model"]:
         """Some rows of a factor, in float32, or float64 where the file has that."""

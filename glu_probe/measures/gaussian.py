@@ -44,8 +44,9 @@ RESCALE = 2.0  # the c of scaling_asymmetry
 _REACH = 10.0  # standard deviations covered; the rest weighs less than 1e-20
 _PANELS, _NODES = 24, 16  # Gauss-Legendre panels on either side of z = 0
 _ORDERS = 192  # terms of the Hermite expansion where rho is near 1
-_CHUNK = 512  # neurons integrated at once
-_TABLE_CHUNK = 4096  # neurons interpolated at once, about 5 MB of basis functions
+_CHUNK = 512  # neurons integrated with as many terms
+_AT_ONCE = 64  # integrated at once: a dozen arrays of 0.4 MB
+_TABLE_CHUNK = 1024  # neurons interpolated at once, about 1 MB of basis functions
 
 # The table reaches far enough that the limits take over with an error below 1e-5 for every activation listed.
 _LOG_SCALE = (math.log(1e-4), math.log(1e6))
@@ -199,11 +200,11 @@ def gaussian_quadrature(
     # A negative correlation is left when the means decide the sign: the series alternates, nothing else changes.
     order = np.argsort(np.abs(signed_rho), kind="stable")
     out: dict[str, np.ndarray] = {name: np.empty(len(rho)) for name in (*GAUSSIAN_MEASURES, "energy")}
-    for start in range(0, len(order), _CHUNK):
-        pick = order[start : start + _CHUNK]
+    for start in range(0, len(order), _AT_ONCE):
+        pick, chunk = order[start : start + _AT_ONCE], start // _CHUNK * _CHUNK
         a, b, r = (mean_a[pick], scale_a[pick]), (mean_b[pick], scale_b[pick]), signed_rho[pick]
         forward, backward = _one_sided(act, *a, *b, r), _one_sided(act, *b, *a, r)
-        orders = _orders_for(float(np.abs(r).max()))
+        orders = _orders_for(float(np.abs(signed_rho[order[chunk : chunk + _CHUNK]]).max()))
         c_a, c_b = _hermite(act, *a, orders), _hermite(act, *b, orders)
         product = _mehler(c_a, c_b, r, forward["hh"], backward["hh"])
         for name, values in _assemble(forward, backward["gg"], product).items():
@@ -233,8 +234,8 @@ def bilinear_coefficient(
     rms_a, rms_b = np.hypot(mean_a, scale_a), np.hypot(mean_b, scale_b)
     out = np.where((rms_a < 1e60) & np.isfinite(rms_b + rho), 0.0, np.nan)
     live = np.flatnonzero((out == 0) & (scale_a > 1e-60) & (rms_b > 0))
-    for start in range(0, len(live), _CHUNK):
-        pick = live[start : start + _CHUNK]
+    for start in range(0, len(live), _AT_ONCE):
+        pick = live[start : start + _AT_ONCE]
         unit = rms_b[pick]
         m = _one_sided(act, mean_a[pick], scale_a[pick], mean_b[pick] / unit, scale_b[pick] / unit, rho[pick])
         cross, beyond = _beyond_linear(m)
@@ -270,18 +271,24 @@ class GaussianTable:
         log_scale = np.zeros(1) if act.degree is not None else _chebyshev_nodes(*_LOG_SCALE, _SCALE_NODES)
         angle = _chebyshev_nodes(0.0, math.pi / 2, _ANGLE_NODES)
         self._scale_count = len(log_scale)
+        step = _AT_ONCE // len(angle)
+        parts = [self._values(log_scale[start : start + step], angle) for start in range(0, len(log_scale), step)]
+        values = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        with one_blas_thread():
+            self._coefficients = {name: self._fit(grid, log_scale, angle) for name, grid in values.items()}
+
+    def _values(self, log_scale: np.ndarray, angle: np.ndarray) -> dict[str, np.ndarray]:
+        """What is interpolated, at all angles of the first scale, then of the next."""
+        act = self.activation
         scale, rho = (grid.ravel() for grid in np.meshgrid(np.exp(log_scale), np.cos(angle), indexing="ij"))
         zero = np.zeros_like(scale)
-        pieces = [slice(start, start + _CHUNK) for start in range(0, len(scale), _CHUNK)]
-        found = [_one_sided(act, zero[at], scale[at], zero[at], scale[at], rho[at]) for at in pieces]
-        moments = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+        moments = _one_sided(act, zero, scale, zero, scale, rho)
         # h's coefficients depend on the scale alone: once per scale, then shared by all angles
         coefficients = _hermite(act, np.zeros(len(log_scale)), np.exp(log_scale), _ORDERS).repeat(len(angle), axis=0)
         product = _mehler(coefficients, coefficients, rho, moments["hh"], moments["hh"])
         values = _assemble(moments, moments["gg"], product)
         values["energy"] = np.log(values["energy"] / scale**2)  # of S(a) times a key of unit rms: never 0
-        with one_blas_thread():
-            self._coefficients = {name: self._fit(grid, log_scale, angle) for name, grid in values.items()}
+        return values
 
     def _fit(self, values: np.ndarray, log_scale: np.ndarray, angle: np.ndarray) -> np.ndarray:
         grid = values.reshape(len(log_scale), len(angle))

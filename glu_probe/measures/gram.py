@@ -155,7 +155,7 @@ class GramOperator:
         rows = self._fold.inward(vectors).T.contiguous()
         count, shared, coarsely = raw + len(rows) - unit, unit < raw, len(rows) >= _MANY
         weights = self._weights[[0] * raw + [1] * (count - raw)]  # of every image
-        totals: list[Tensor | float] = [0.0] * LANES
+        totals: list[Tensor | None] = [None] * LANES
 
         narrowed = functools.cache(rows.to)
 
@@ -168,12 +168,17 @@ class GramOperator:
                 found = torch.cat((found[:raw], found[unit:]))
             # applied twice: its square may leave the range of float32
             found.mul_(weight).mul_(weight)
-            totals[lane] = totals[lane] + times(found, block)
+            image = times(found, block)
+            total = totals[lane]
+            totals[lane] = image if total is None else total.add_(image)
             if block.dtype == torch.bfloat16:
                 self.rounding = rounding(self.width)
 
         in_lanes(add, ((span, self._read(span)) for span in self._spans()))
-        image = torch.stack([total.double() for total in totals if isinstance(total, Tensor)]).sum(0)
+        image = torch.zeros(count, self.width, dtype=torch.float64)
+        for total in totals:
+            if total is not None:
+                image += total
         image = self._fold.outward(image.T)
         return image[:, :raw], image[:, raw:]
 

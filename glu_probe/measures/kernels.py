@@ -4,6 +4,7 @@ Each goes over the weights once and widens them in registers; torch has to write
 read a block once for each product. What torch computes without these is what they are tested against.
 Rows go to the cores in lanes, each of which one core sums up in the order of its rows: the same bits for any number of
 cores, and for any size of the blocks that the rows come in.
+They are compiled, or loaded, when this module is imported: what that takes is that of an import, for large and small alike.
 """
 
 from __future__ import annotations
@@ -27,13 +28,18 @@ VECTORS = 2  # of one call of `gram_images`
 _SEEN_AS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16, torch.float32: torch.float32}
 
 
-def _compiled(function: Callable[..., Any]) -> Any:
+def _compiled(*signatures: str) -> Callable[[Callable[..., Any]], Any]:
+    """A decorator that compiles a function for those types of arguments, and no others."""
     # Sums may be taken in another order, which lets them be taken sixteen at a time; nothing is assumed of NaN.
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "nsz", "contract"}}
-    try:
-        return numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # nowhere to keep what was compiled
-        return numba.njit(**options)(function)
+
+    def compiled(function: Callable[..., Any]) -> Any:
+        try:
+            return numba.njit([*signatures], cache=True, **options)(function)
+        except RuntimeError:  # nowhere to keep what was compiled
+            return numba.njit([*signatures], **options)(function)
+
+    return compiled
 
 
 def _wide(value):  # type: ignore[no-untyped-def]
@@ -61,7 +67,7 @@ def _wide_of(value):  # type: ignore[no-untyped-def]
     return lambda value: value
 
 
-@_compiled
+@_compiled(*(f"({seen}[:, ::1], f4[:, ::1], f8[:, :], f4[:, ::1], i8)" for seen in ("u2", "i2", "f4")))
 def _gram_lane(matrix, vectors, squares, images, lane):  # type: ignore[no-untyped-def]
     """Add to images[i] the sum over the lane's rows r of squares[i, r] (r . vectors[i]) r, for i of 0 and 1."""
     rows, width = matrix.shape
@@ -114,7 +120,7 @@ def _gram_lane(matrix, vectors, squares, images, lane):  # type: ignore[no-untyp
                 second[c] += x_i * s_i
 
 
-@_compiled
+@_compiled(*(f"({rows}, {rows}, {rows}, f8[:, :, ::1])" for rows in ("f4[:, ::1]", "f8[:, ::1]")))
 def _row_grams(query, key, value, out):  # type: ignore[no-untyped-def]
     """Gram matrices of the three rows of each neuron, in float64."""
     for neuron in range(query.shape[0]):
@@ -171,6 +177,7 @@ def row_grams(
     query: Float[Tensor, "rows width"], key: Float[Tensor, "rows width"], value: Float[Tensor, "rows width"]
 ) -> Float[Tensor, "rows 3 3"]:
     """Gram matrices of neurons' three rows, float64, from float32 or float64 rows."""
-    out = np.empty((len(query), 3, 3))
-    _row_grams(*(part.contiguous().numpy() for part in (query, key, value)), out)
+    out, rows = np.empty((len(query), 3, 3)), (query, key, value)
+    dtype = torch.float32 if all(part.dtype == torch.float32 for part in rows) else torch.float64
+    _row_grams(*(part.to(dtype).contiguous().numpy() for part in rows), out)
     return torch.from_numpy(out)

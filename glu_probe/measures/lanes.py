@@ -32,15 +32,16 @@ def in_lanes(work: Callable[[int, Item], None], items: Iterable[Item], lanes: in
     Args:
         work: what is done.
         items: to what.
-        lanes: how many there are, and so how many cores at most; fewer where each keeps a large sum.
+        lanes: how many there are, and no more cores; fewer where what each sums up is large.
 
     Raises:
         What `work` raises, of the first item for which it does; no work goes on then.
     """
-    threads = min(_threads(), lanes)
+    threads = min(_own.most or torch.get_num_threads(), lanes)
     if threads < 2:
         for number, item in enumerate(items):
             work(number % lanes, item)
+            del item  # before the next one is there
         return
     pool, waiting = _pool(threads), deque[Future[None]]()
     # fewer than there are lanes, so that a lane's last item is done when its next one begins; one beyond the cores, so
@@ -49,6 +50,7 @@ def in_lanes(work: Callable[[int, Item], None], items: Iterable[Item], lanes: in
     try:
         for number, item in enumerate(items):
             waiting.append(pool.submit(work, number % lanes, item))
+            del item
             if len(waiting) > most:
                 waiting.popleft().result()
         while waiting:
@@ -60,26 +62,27 @@ def in_lanes(work: Callable[[int, Item], None], items: Iterable[Item], lanes: in
 
 
 @contextmanager
-def only_lanes() -> Iterator[None]:
-    """Within, torch uses several cores in lanes alone, of all that this thread does."""
-    before = _own.threads
-    _own.threads = before or torch.get_num_threads()
+def only_lanes(most: int | None = None) -> Iterator[None]:
+    """Within, torch uses several cores in lanes alone, of all that this thread does.
+
+    Args:
+        most: how many at once, at least 1; None for all that torch may use. No result depends on it.
+    """
+    before = _own.cores, _own.most
+    _own.cores = _own.cores or torch.get_num_threads()
+    _own.most = min(_own.most or _own.cores, most or LANES)
     try:
         with thread_limits.torch_cores(1):
             yield
     finally:
-        _own.threads = before
+        _own.cores, _own.most = before
 
 
 @contextmanager
 def every_core() -> Iterator[None]:
     """Within `only_lanes`, give torch back what it had: for large products and eigenvalue problems."""
-    with thread_limits.torch_cores(_own.threads or torch.get_num_threads()):
+    with thread_limits.torch_cores(_own.cores or torch.get_num_threads()):
         yield
-
-
-def _threads() -> int:
-    return min(_own.threads or torch.get_num_threads(), LANES)
 
 
 class _Own(threading.local):
@@ -87,7 +90,8 @@ class _Own(threading.local):
 
     def __init__(self) -> None:
         self.pools: dict[int, ThreadPoolExecutor] = {}
-        self.threads: int | None = None
+        self.cores: int | None = None  # that torch had before `only_lanes`
+        self.most: int | None = None  # of them, for lanes
 
 
 _own = _Own()

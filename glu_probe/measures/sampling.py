@@ -28,6 +28,7 @@ _SUMS = 6_000_000  # values that all lanes together may keep: a small layer has 
 _CANCELLED = 1e-9  # of the energy that the terms would have if they were orthogonal: below, rounding is what is left
 # The same, and the tensor asymmetry, below which bfloat16 would show.
 _COARSELY_CANCELLED, _COARSELY_SYMMETRIC = 0.1, 1e-3
+_SUMS = 40_000_000  # bytes of the sums of all lanes, but for two of them
 OUTPUT_MEASURES = ("exchange_asymmetry_output", "scaling_asymmetry_output")
 
 Outputs = Float[Tensor, "kind sample d_model"]
@@ -53,28 +54,41 @@ class _Lane:
     rounded: bool = False
     neurons: int = 0
 
-    def add(self, outputs: Tensor) -> None:
-        """The share of a block, which may be kept and written to."""
-        if outputs.dtype == torch.float32:
-            self.single = outputs if self.single is None else self.single.add_(outputs)
+    def add(self, coefficients: Float[Tensor, "output neuron"], value: Float[Tensor, "neuron d_model"]) -> None:
+        """Their product, in the precision of `value`."""
+        if value.dtype == torch.float64:
+            self.double = _plus(self.double, coefficients, value)
+        elif value.dtype == torch.float32:
+            self.single = _plus(self.single, coefficients, value)
+        elif self.single is None:
+            self.single = times(coefficients, value)
         else:
-            self.double = outputs if self.double is None else self.double.add_(outputs)
+            self.single += coefficients.to(value.dtype) @ value
 
     @functools.cached_property
     def outputs(self) -> Outputs:
-        """What all blocks gave, once everything is added."""
-        nothing = torch.zeros(self.shape, dtype=torch.float64) if self.double is None else self.double
-        return nothing if self.single is None else nothing + self.single
+        """All of them, in the memory of those in double precision if there are some."""
+        if self.double is None:
+            self.double = torch.zeros(self.shape, dtype=torch.float64)
+        if self.single is not None:
+            self.double += self.single
+            self.single = None
+        return self.double
 
-    def join(self, other: _Lane) -> None:
-        """Take over another lane's sums."""
+    def joined(self, other: _Lane) -> _Lane:
+        outputs = self.outputs
         for part in (other.double, other.single):
             if part is not None:
-                self.add(part.double())
-        self.outputs_apart += other.outputs_apart
-        self.tensor_apart += other.tensor_apart
-        self.rounded |= other.rounded
-        self.neurons += other.neurons
+                outputs += part
+        return _Lane(
+            self.shape, None, outputs, self.outputs_apart + other.outputs_apart,
+            self.tensor_apart + other.tensor_apart, self.rounded or other.rounded, self.neurons + other.neurons,
+        )  # fmt: skip
+
+
+def _plus(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+    """total + left @ right, in the memory of the total."""
+    return left @ right if total is None else total.addmm_(left, right)
 
 
 class SampledLayer:
@@ -90,7 +104,7 @@ class SampledLayer:
         fine: never in bfloat16.
 
     Attributes:
-        lanes: how many there are for `add`.
+        lanes: how many there are; as many as there is room for their sums, whatever else there is room for.
     """
 
     def __init__(
@@ -106,8 +120,8 @@ class SampledLayer:
         self._samples = outputs if layer.functional_note() is None else 0
         self._single = layer.d_mlp * layer.d_model > _SINGLE
         self._x = {torch.float64: x, torch.float32: self._narrowed(x.float())}
-        shape = (3 * self._samples + 2 * pairs, layer.d_model)
-        self.lanes = min(max(_SUMS // max(math.prod(shape), 1), 1), LANES)
+        shape = 3 * self._samples + 2 * pairs, layer.d_model
+        self.lanes = lanes_of(math.prod(shape) * (4 if self._single else 8))
         self._lanes = [_Lane(shape) for _ in range(self.lanes)]
 
     def add(self, lane: int, block: slice, factors: Factors, products: RowProducts, usable: np.ndarray) -> None:
@@ -138,32 +152,35 @@ class SampledLayer:
         found.rounded |= value.dtype == torch.bfloat16
         x, pairs = self._x[dtype], self._pairs
         a, b = times(x, query.T), times(x, key.T)
-        parts = []
+        parts = torch.empty(found.shape[0], len(query), dtype=dtype)
         if count := self._samples:
             gauge = gauge_of(square_q + bias_q**2, square_k + bias_k**2, product + bias_q * bias_k).to(dtype)
             branches = a[:count] + bias_q.to(dtype), (b[:count] + bias_k.to(dtype)) * gauge
-            parts += [part / gauge for part in self._coefficients(*branches)]
-            found.outputs_apart += (parts[0].square().mean(0).double() @ square_v).item()
+            self._coefficients(*branches, gauge, parts[: 3 * count].view(3, count, -1))
+            found.outputs_apart += (parts[:count].square().mean(0).double() @ square_v).item()
         if pairs:
             forth, back = a[:pairs] * b[pairs : 2 * pairs], a[pairs : 2 * pairs] * b[:pairs]
-            parts += [forth, forth - back]
+            parts[-2 * pairs : -pairs] = forth
+            torch.sub(forth, back, out=parts[-pairs:])
             found.tensor_apart += (square_q * square_k * square_v).sum().item()
-        found.add(times(torch.cat(parts), value))
+        found.add(parts, value)
         found.neurons += len(query)
 
-    def _coefficients(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _coefficients(self, a: Tensor, b: Tensor, gauge: Tensor, out: Float[Tensor, "3 sample neuron"]) -> None:
         """S(a) b, and what exchange and rescaling take away from it: small where they do nothing, and then exact."""
         act = self._layer.activation
         assert act is not None  # or no outputs are taken
         plain = act(a) * b
-        return plain, plain - act(b) * a, plain - act(RESCALE * a) * b / RESCALE
+        torch.div(plain, gauge, out=out[0])
+        torch.div(plain - act(b) * a, gauge, out=out[1])
+        torch.div(plain - act(RESCALE * a) * b / RESCALE, gauge, out=out[2])
 
     @functools.cached_property
     def _total(self) -> _Lane:
-        """All lanes together, once everything is added."""
-        total = _Lane(self._lanes[0].shape)
-        for lane in self._lanes:
-            total.join(lane)
+        """All lanes together, once everything is added; they are used up."""
+        total = self._lanes.pop(0)
+        while self._lanes:
+            total = total.joined(self._lanes.pop(0))
         return total
 
     @property
@@ -224,6 +241,13 @@ def sampled(
     if found.too_coarse:
         return sampled(layer, x, products, usable, outputs=outputs, pairs=pairs, fine=True)
     return found
+
+
+def lanes_of(sums: int) -> int:
+    """How many lanes sum up so many bytes each: 2 to `LANES`, by the size of the layer alone, so that no sum depends on
+    how many cores there are.
+    """
+    return min(max(_SUMS // max(sums, 1), 2), LANES)
 
 
 def _asymmetry(plain: Float[Tensor, "sample d_model"], change: Float[Tensor, "sample d_model"]) -> tuple[float, float]:
