@@ -16,8 +16,9 @@ ROWS_AT_MOST = 20
 _COLUMNS = (
     ("relative to ReLU", "exchange_asymmetry_relu_ratio", ".0%"),
     ("exchange asymmetry", "exchange_asymmetry_mean", ".3f"),
-    ("on text", "exchange_asymmetry_text_mean", ".3f"),
+    ("the same on text", "exchange_asymmetry_text_mean", ".3f"),
     ("gate scale", "query_norm_median", "#.3g"),
+    ("gate scale on text", "gate_std_text_median", "#.3g"),
     ("\\|cos(q, k)\\|", "abs_cos_qk_mean", ".3f"),
     ("mismatched", "abs_cos_qk_null_mean", ".3f"),
     ("cos(k, v)", "cos_kv_mean", "+.3f"),

@@ -169,6 +169,17 @@ def test_profile_draws_gaps_where_layers_are_missing(tall, ax):
     assert ax.get_ylabel() == "cos_kv"
 
 
+def test_scales_on_a_logarithmic_axis(report, ax):
+    places = report.layers[["layer", "tower", "group"]]
+    frame = places.assign(a=[0.0, *np.geomspace(0.2, 20, 11)], b=3.0)
+    assert gp.figures.layer_lines(frame, ["a", "b"], logarithmic=True, ax=ax) is ax
+    assert ax.get_yscale() == "log"
+    np.testing.assert_allclose(ax.lines[0].get_ydata(), frame["a"])
+    assert 0 < ax.get_ylim()[0] < 0.2
+    assert {"1", "10"} <= {label.get_text() for label in ax.get_yticklabels()}
+    assert gp.figures.layer_lines(frame, ["a", "b"]).get_ylim()[0] == 0
+
+
 def test_phase_diagram_places_layers_at_their_medians(report, ax):
     gp.figures.phase_diagram(report.layers, ax=ax)
     points = next(c for c in ax.collections if c.get_offsets().shape == (len(report.layers), 2))

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from ..frames import class_column
 from ..measures.io_classes import IO_CLASSES
-from .axes import Across, axes_or_new, legend_beside
+from .axes import Across, axes_or_new, legend_beside, sparse_ticks
 from .columns import nothing, require
 
 _CLASS_COLOURS = {
@@ -60,12 +60,15 @@ def layer_profile(layers: pd.DataFrame, measure: str = "exchange_asymmetry", *, 
     return _finish(ax, across)
 
 
-def layer_lines(layers: pd.DataFrame, columns: Sequence[str], *, ax: Axes | None = None) -> Axes:
+def layer_lines(
+    layers: pd.DataFrame, columns: Sequence[str], *, logarithmic: bool = False, ax: Axes | None = None
+) -> Axes:
     """Columns of the layer frame as lines through the layers, on one axis.
 
     Args:
         layers: the layer frame.
         columns: of it, of one kind.
+        logarithmic: on a logarithmic axis, for scales; what is not above 0 is not drawn there. Else the axis begins at 0.
         ax: where to draw.
 
     Raises:
@@ -77,7 +80,12 @@ def layer_lines(layers: pd.DataFrame, columns: Sequence[str], *, ax: Axes | None
     ax, across = axes_or_new(ax, (8.0, 3.2)), Across.of(layers)
     for column, colour in zip(columns, sns.color_palette("colorblind", len(columns)), strict=True):
         _line(ax, across, column, ".-", color=colour, label=column)
-    ax.set_ylim(bottom=0)
+    if logarithmic:
+        ax.set_yscale("log", nonpositive="mask")
+        values = layers[list(columns)].to_numpy(dtype=float)
+        sparse_ticks(ax.yaxis, values[values > 0])
+    else:
+        ax.set_ylim(bottom=0)
     if len(columns) == 1:
         ax.set_ylabel(columns[0])
     return _finish(ax, across, legend=len(columns) > 1)

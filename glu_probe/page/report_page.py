@@ -20,12 +20,13 @@ from .pictures import Drawn
 from .report_pictures import report_pictures
 
 LAYER_COLUMNS = (
-    "tower", "layer", "group", "n_neurons", "exchange_asymmetry_relu_ratio", "query_norm_median", "abs_cos_qk_mean",
-    "abs_cos_qk_null_mean", "cos_kv_mean", "exchange_asymmetry_mean", "exchange_asymmetry_output",
-    "exchange_asymmetry_output_se", "scaling_asymmetry_output", "exchange_asymmetry_text_mean",
-    "exchange_asymmetry_text_mean_se", "exchange_asymmetry_output_text", "exchange_asymmetry_output_text_se",
-    "bilinear_share_mean", "bilinear_share_text_mean", "output_energy_top_share", "gate_stable_rank_unit",
-    "up_stable_rank_unit", "down_stable_rank_unit", "branch_overlap", "tensor_asymmetry",
+    "tower", "layer", "group", "n_neurons", "exchange_asymmetry_relu_ratio", "query_norm_median", "gate_std_text_median",
+    "exchange_asymmetry_mean", "exchange_asymmetry_text_mean", "exchange_asymmetry_text_mean_se",
+    "exchange_asymmetry_text_minus_gaussian_mean", "abs_cos_qk_mean", "abs_cos_qk_null_mean", "cos_kv_mean",
+    "bilinear_share_mean", "bilinear_share_text_mean", "exchange_asymmetry_output", "exchange_asymmetry_output_se",
+    "exchange_asymmetry_output_text", "exchange_asymmetry_output_text_se", "scaling_asymmetry_output",
+    "output_energy_top_share", "gate_stable_rank_unit", "up_stable_rank_unit", "down_stable_rank_unit", "branch_overlap",
+    "tensor_asymmetry",
 )  # fmt: skip
 _NEURON_COLUMNS = (
     "tower", "layer", "expert", "neuron", "why", "query_norm", "value_gain", "abs_cos_qk", "cos_kv", "exchange_asymmetry",

@@ -57,9 +57,10 @@ def report_pictures(report: Report) -> Iterator[Picture]:
     yield Picture(
         "relu_ratio", "Is this layer bilinear or ReGLU?",
         "Mean exchange asymmetry of the layer's neurons over what it would be if their gates were ReLUs with the same "
-        "directions: 0 is a bilinear layer, 1 is ReGLU.",
+        "directions, both on isotropic Gaussian input: 0 is a bilinear layer, 1 is ReGLU.",
         (wide, 2.6), lambda ax: _between_the_ends(layers, ax),
     )  # fmt: skip
+    yield from _layers_on_text(report, wide)
     yield Picture(
         "heatmap", "Every layer at a glance",
         "A column per layer, a row per measure; each row has its own scale, from the lowest to the highest value in its label. "
@@ -99,7 +100,7 @@ def report_pictures(report: Report) -> Iterator[Picture]:
         "weighted means leave the plain ones; single neurons far above the rest can carry a layer.",
         (HALF, 4.1), lambda ax: f.neuron_scatter(neurons, "exchange_asymmetry", "output_energy", ax=ax),
     )  # fmt: skip
-    yield from _of_text(report, wide)
+    yield from _neurons_on_text(report)
     yield from _of_experts(report)
 
 
@@ -123,13 +124,35 @@ def _between_the_ends(layers: pd.DataFrame, ax: Axes) -> None:
     ax.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0  bilinear", "0.25", "0.5", "0.75", "1  ReGLU"])
 
 
-def _of_text(report: Report, wide: float) -> Iterator[Picture]:
-    """What a text adds, if one was run."""
+def _layers_on_text(report: Report, wide: float) -> Iterator[Picture]:
+    """Where the layers are on the text that was run, beside where Gaussian input has them."""
     from .. import figures as f
 
     if "text" not in report.provenance:
         return
     pairs = [f"exchange_asymmetry_{kind}" for kind in ("mean", "text_mean", "output", "output_text")]
+    yield Picture(
+        "text_profile", "Exchange asymmetry on text",
+        "Of neurons (mean) and of the layer's output, on Gaussian input and on text, each in the canonical gauge of its own "
+        "input. Where the lines of one pair part, what the layer meets in text is not what its weights alone suggest.",
+        (wide, 3.2), lambda ax: f.layer_lines(report.layers, pairs, ax=ax),
+    )  # fmt: skip
+    yield Picture(
+        "text_gate_scale", "The scale at which gates work on text",
+        "Medians of neurons, on a logarithmic axis: |q|, the standard deviation of the gate's pre-activation on isotropic input, "
+        "and the standard deviation that it has on text. Far below 1 a gate is linear around its mean, far above 1 a ReLU: "
+        "where the lines part, text has the gates work elsewhere than the weights alone suggest.",
+        (wide, 2.8),
+        lambda ax: f.layer_lines(report.layers, ["query_norm_median", "gate_std_text_median"], logarithmic=True, ax=ax),
+    )  # fmt: skip
+
+
+def _neurons_on_text(report: Report) -> Iterator[Picture]:
+    """Neuron by neuron, what a text adds."""
+    from .. import figures as f
+
+    if "text" not in report.provenance:
+        return
     yield Picture(
         "text_scatter", "Exchange asymmetry of every neuron, Gaussian input against text",
         "On the line a neuron is as asymmetric on text as on isotropic input.",
@@ -139,12 +162,6 @@ def _of_text(report: Report, wide: float) -> Iterator[Picture]:
         "text_scatter_bilinear", "Bilinear share of every neuron, Gaussian input against text",
         "Below the line a neuron is less bilinear on text than on isotropic input.",
         (HALF, 4.1), lambda ax: f.text_scatter(report.neuron_columns(*_PICTURED), "bilinear_share", ax=ax),
-    )  # fmt: skip
-    yield Picture(
-        "text_profile", "Exchange asymmetry on text",
-        "Of neurons (mean) and of the layer's output, on Gaussian input and on text, each in the canonical gauge of its own "
-        "input. Where the lines of one pair part, what the layer meets in text is not what its weights alone suggest.",
-        (wide, 3.2), lambda ax: f.layer_lines(report.layers, pairs, ax=ax),
     )  # fmt: skip
 
 
