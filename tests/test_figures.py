@@ -180,6 +180,15 @@ def test_scales_on_a_logarithmic_axis(report, ax):
     assert gp.figures.layer_lines(frame, ["a", "b"]).get_ylim()[0] == 0
 
 
+def test_a_measure_on_text_is_dashed_in_the_colour_of_its_pair(report, ax):
+    columns = ["cos_kv_mean", "cos_kv_text_mean", "branch_overlap", "gate_std_text_median"]
+    frame = report.layers[["layer", "tower", "group", "cos_kv_mean", "branch_overlap"]]
+    gp.figures.layer_lines(frame.assign(cos_kv_text_mean=0.1, gate_std_text_median=0.2), columns, ax=ax)
+    plain, text, other, alone = ax.lines
+    assert plain.get_color() == text.get_color() != other.get_color() != alone.get_color()
+    assert [line.get_linestyle() for line in ax.lines] == ["-", "--", "-", "-"]
+
+
 def test_phase_diagram_places_layers_at_their_medians(report, ax):
     gp.figures.phase_diagram(report.layers, ax=ax)
     points = next(c for c in ax.collections if c.get_offsets().shape == (len(report.layers), 2))

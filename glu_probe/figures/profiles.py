@@ -67,7 +67,8 @@ def layer_lines(
 
     Args:
         layers: the layer frame.
-        columns: of it, of one kind.
+        columns: of it, of one kind. One that was measured on text beside its own value on Gaussian input is dashed, in the
+            colour of that.
         logarithmic: on a logarithmic axis, for scales; what is not above 0 is not drawn there. Else the axis begins at 0.
         ax: where to draw.
 
@@ -78,8 +79,12 @@ def layer_lines(
     if layers[list(columns)].isna().to_numpy().all():
         raise nothing(columns)
     ax, across = axes_or_new(ax, (8.0, 3.2)), Across.of(layers)
-    for column, colour in zip(columns, sns.color_palette("colorblind", len(columns)), strict=True):
-        _line(ax, across, column, ".-", color=colour, label=column)
+    kinds = list(dict.fromkeys(column.replace("_text", "") for column in columns))
+    colours = dict(zip(kinds, sns.color_palette("colorblind", len(kinds)), strict=True))
+    for column in columns:
+        kind = column.replace("_text", "")
+        style = ".--" if kind != column and kind in columns else ".-"
+        _line(ax, across, column, style, color=colours[kind], label=column)
     if logarithmic:
         ax.set_yscale("log", nonpositive="mask")
         values = layers[list(columns)].to_numpy(dtype=float)

@@ -46,13 +46,13 @@ def report_pictures(report: Report) -> Iterator[Picture]:
         "Each point is a layer at the medians of its neurons. To the left the gate works in its linear range and the neuron is "
         "bilinear: exchanging the branches changes nothing. To the right it is a ReLU. Upwards gate and up read the same "
         "direction. Contours: exchange asymmetry of a single neuron on Gaussian input.",
-        (HALF, 4.1), lambda ax: f.phase_diagram(layers, ax=ax),
+        (HALF, 4.1), lambda ax: f.phase_diagram(layers, ax=ax), shaded=True,
     )  # fmt: skip
     yield Picture(
         "phase_diagram_neurons", "All neurons in the same picture",
         "How many neurons lie where, on a logarithmic colour scale: whether the layers' medians speak for their neurons, and "
         "which lie apart.",
-        (HALF, 4.1), lambda ax: _neurons_in_the_plane(layers, neurons, ax),
+        (HALF, 4.1), lambda ax: _neurons_in_the_plane(layers, neurons, ax), shaded=True,
     )  # fmt: skip
     yield Picture(
         "relu_ratio", "Is this layer bilinear or ReGLU?",
@@ -65,7 +65,7 @@ def report_pictures(report: Report) -> Iterator[Picture]:
         "heatmap", "Every layer at a glance",
         "A column per layer, a row per measure; each row has its own scale, from the lowest to the highest value in its label. "
         "A column that differs from its neighbours in many rows is a layer that stands apart.",
-        (wide, 5.0), lambda ax: f.layer_heatmap(layers, ax=ax),
+        (wide, 5.0), lambda ax: f.layer_heatmap(layers, ax=ax), shaded=True,
     )  # fmt: skip
     for measure, title, caption in _PROFILES:
         yield Picture(
@@ -92,13 +92,13 @@ def report_pictures(report: Report) -> Iterator[Picture]:
     yield Picture(
         "neuron_scatter", "Alignment and writing, neuron by neuron",
         "Right: gate and up read the same direction. Up: the neuron writes along what its up branch reads. Down: against it.",
-        (HALF, 4.1), lambda ax: f.neuron_scatter(neurons, ax=ax),
+        (HALF, 4.1), lambda ax: f.neuron_scatter(neurons, ax=ax), shaded=True,
     )  # fmt: skip
     yield Picture(
         "neuron_energy", "What the neurons that do most are like",
         "Up: the neuron's mean squared output on Gaussian input, logarithmic. Where the top of the cloud lies to one side, the "
         "weighted means leave the plain ones; single neurons far above the rest can carry a layer.",
-        (HALF, 4.1), lambda ax: f.neuron_scatter(neurons, "exchange_asymmetry", "output_energy", ax=ax),
+        (HALF, 4.1), lambda ax: f.neuron_scatter(neurons, "exchange_asymmetry", "output_energy", ax=ax), shaded=True,
     )  # fmt: skip
     yield from _neurons_on_text(report)
     yield from _of_experts(report)
@@ -134,7 +134,7 @@ def _layers_on_text(report: Report, wide: float) -> Iterator[Picture]:
     yield Picture(
         "text_profile", "Exchange asymmetry on text",
         "Of neurons (mean) and of the layer's output, on Gaussian input and on text, each in the canonical gauge of its own "
-        "input. Where the lines of one pair part, what the layer meets in text is not what its weights alone suggest.",
+        "input; dashed is text. Where the lines of one colour part, what the layer meets in text is not what its weights alone suggest.",
         (wide, 3.2), lambda ax: f.layer_lines(report.layers, pairs, ax=ax),
     )  # fmt: skip
     yield Picture(
@@ -142,9 +142,16 @@ def _layers_on_text(report: Report, wide: float) -> Iterator[Picture]:
         "Medians of neurons, on a logarithmic axis: |q|, the standard deviation of the gate's pre-activation on isotropic input, "
         "and the standard deviation that it has on text. Far below 1 a gate is linear around its mean, far above 1 a ReLU: "
         "where the lines part, text has the gates work elsewhere than the weights alone suggest.",
-        (wide, 2.8),
-        lambda ax: f.layer_lines(report.layers, ["query_norm_median", "gate_std_text_median"], logarithmic=True, ax=ax),
+        (wide, 2.8), lambda ax: _scales_of_gates(report.layers, ax),
     )  # fmt: skip
+
+
+def _scales_of_gates(layers: pd.DataFrame, ax: Axes) -> None:
+    """Their scale on Gaussian input and on text, and the 1 that parts linear ones from ReLUs."""
+    from .. import figures as f
+
+    f.layer_lines(layers, ["query_norm_median", "gate_std_text_median"], logarithmic=True, ax=ax)
+    ax.axhline(1.0, color="0.4", lw=0.8, ls=":")
 
 
 def _neurons_on_text(report: Report) -> Iterator[Picture]:
@@ -156,12 +163,12 @@ def _neurons_on_text(report: Report) -> Iterator[Picture]:
     yield Picture(
         "text_scatter", "Exchange asymmetry of every neuron, Gaussian input against text",
         "On the line a neuron is as asymmetric on text as on isotropic input.",
-        (HALF, 4.1), lambda ax: f.text_scatter(report.neuron_columns(*_PICTURED), ax=ax),
+        (HALF, 4.1), lambda ax: f.text_scatter(report.neuron_columns(*_PICTURED), ax=ax), shaded=True,
     )  # fmt: skip
     yield Picture(
         "text_scatter_bilinear", "Bilinear share of every neuron, Gaussian input against text",
         "Below the line a neuron is less bilinear on text than on isotropic input.",
-        (HALF, 4.1), lambda ax: f.text_scatter(report.neuron_columns(*_PICTURED), "bilinear_share", ax=ax),
+        (HALF, 4.1), lambda ax: f.text_scatter(report.neuron_columns(*_PICTURED), "bilinear_share", ax=ax), shaded=True,
     )  # fmt: skip
 
 
@@ -184,5 +191,5 @@ def _of_experts(report: Report) -> Iterator[Picture]:
                 f"experts_{measure}{suffix}", f"{title}, expert by expert{where}",
                 f"Mean {measure} of each routed expert's neurons: a column per layer, a row per expert. Experts of different "
                 "layers have nothing to do with each other; what to look for is experts that differ from the rest of their layer.",
-                size, lambda ax, m=measure, t=tower: f.expert_heatmap(neurons, m, tower=t, ax=ax),
+                size, lambda ax, m=measure, t=tower: f.expert_heatmap(neurons, m, tower=t, ax=ax), shaded=True,
             )  # fmt: skip

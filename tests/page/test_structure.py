@@ -16,6 +16,7 @@ from PIL import Image
 import glu_probe as gp
 from glu_probe.page.html import Table, cell
 from glu_probe.page.pictures import Picture, draw, render, save
+from glu_probe.page.report_pictures import report_pictures
 from glu_probe.testing import write_tiny_checkpoint
 
 from ..support import write_llama
@@ -139,6 +140,29 @@ def test_the_input_is_named_beside_the_place_of_the_model(saved):
     first, second = report.findings[:2]
     assert "glu-probe activations MODEL --text FILE" in second
     assert 0 < page.index(second) - page.index(first) - len(first) < 60  # nothing between them but markup
+
+
+def shades(ax) -> bool:
+    """Whether values are drawn as light and dark: on a scale of colours, or as points of many."""
+    mappables = [one for each in ax.figure.axes for one in each.collections if one.get_array() is not None]
+    scales = {one.get_cmap().name for one in mappables} - {"Greys", "RdBu_r"}  # contours have numbers, RdBu_r two ends
+    points = [len(np.unique(one.get_facecolor(), axis=0)) for one in ax.collections]
+    return bool(scales) or max(points, default=0) > 4
+
+
+def test_pictures_whose_light_and_dark_are_values_are_not_turned_round(saved):
+    report, directory = saved
+    page = (directory / "report.html").read_text(encoding="utf-8")
+    found = {}
+    for picture in report_pictures(report):
+        ax = gp.figures.figure_axes(picture.size)
+        picture.draw(ax)
+        assert shades(ax) == picture.shaded, picture.name
+        found[picture.name] = picture.shaded
+        head = page.split(f'<figure id="{picture.name}"')[1].split(">")[0]
+        assert ("shaded" in head) == picture.shaded, picture.name
+    assert {"phase_diagram", "phase_diagram_neurons", "heatmap", "neuron_scatter"} <= {n for n, s in found.items() if s}
+    assert not found["profile_cos_kv"]
 
 
 def test_nothing_is_fetched(saved):
