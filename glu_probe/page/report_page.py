@@ -18,6 +18,7 @@ from .meanings import hints, measure_table
 from .page import Page
 from .pictures import Drawn
 from .report_pictures import report_pictures
+from .words import WORDS, class_table
 
 LAYER_COLUMNS = (
     "tower", "layer", "group", "n_neurons", "exchange_asymmetry_relu_ratio", "query_norm_median", "gate_std_text_median",
@@ -48,7 +49,7 @@ def _markup(report: Report, drawn: Sequence[Drawn]) -> str:
         headlines=headlines(report.layers, neurons), details=details(report.layers, neurons),
         assumptions=assumptions(provenance, functional=report.layers["exchange_asymmetry_mean"].notna().any()),
         notes=provenance.get("notes", []), pictures=drawn, tables=[*_tables(report)],
-        meanings=_meanings("text" in provenance), provenance=provenance,
+        words=WORDS, meanings=_meanings("text" in provenance), provenance=provenance,
     )  # fmt: skip
 
 
@@ -96,4 +97,4 @@ def _meanings(on_text: bool) -> list[Table]:
     if on_text:
         endings = "Columns of measures on text end so"
         tables.append(Table("suffixes", endings, ("ending", "meaning"), [*TEXT_SUFFIXES.items()], words=True))
-    return tables
+    return [*tables, class_table()]

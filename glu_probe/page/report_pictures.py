@@ -86,7 +86,8 @@ def report_pictures(report: Report) -> Iterator[Picture]:
     yield Picture(
         "class_bars", "Input-output classes by layer",
         "Classes of Gerstner & Schuetze (arXiv 2505.17936) at threshold 0.5: blue neurons strengthen what they read, red ones "
-        "weaken it, grey ones write something else; classes.csv has other thresholds.",
+        "weaken it, green ones write along or against what the gate alone reads (proportional change), grey ones write something "
+        "else. Each class is explained below, under what the measures mean; classes.csv has other thresholds.",
         (wide, 3.4), lambda ax: f.class_bars(layers, ax=ax),
     )  # fmt: skip
     yield Picture(

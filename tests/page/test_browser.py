@@ -118,7 +118,7 @@ def test_pictures_show(found):
 
 
 def test_every_column_of_every_table_sorts_both_ways(found):
-    assert set(found["tables"]) == {"layers", "neurons", "contexts", "measures"}
+    assert set(found["tables"]) == {"layers", "neurons", "contexts", "measures", "classes"}
     for name, columns in found["tables"].items():
         for index, seen in enumerate(columns):
             where = f"{name}, column {index}"

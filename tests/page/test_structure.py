@@ -14,9 +14,11 @@ import pytest
 from PIL import Image
 
 import glu_probe as gp
+from glu_probe.measures.io_classes import IO_CONDITIONS
 from glu_probe.page.html import Table, cell
 from glu_probe.page.pictures import Picture, draw, render, save
 from glu_probe.page.report_pictures import report_pictures
+from glu_probe.page.words import WORDS
 from glu_probe.testing import write_tiny_checkpoint
 
 from ..support import write_llama
@@ -140,6 +142,17 @@ def test_the_input_is_named_beside_the_place_of_the_model(saved):
     first, second = report.findings[:2]
     assert "glu-probe activations MODEL --text FILE" in second
     assert 0 < page.index(second) - page.index(first) - len(first) < 60  # nothing between them but markup
+
+
+def test_words_and_classes_are_explained_on_the_page(saved):
+    page = html.unescape((saved[1] / "report.html").read_text(encoding="utf-8"))
+    body = page.split('<table id="classes"')[1].split("</table>")[0]
+    for name, cells in IO_CONDITIONS.items():
+        assert "".join(f"<td>{cell}</td>" for cell in (name, *cells)) in body
+    for term, meaning in WORDS.items():
+        assert f"<dt>{term}</dt><dd>{meaning}</dd>" in page
+    caption = page.split('<figure id="class_bars"')[1].split("</figure>")[0]
+    assert all(colour in caption for colour in ("blue", "red", "green", "grey"))
 
 
 def shades(ax) -> bool:
