@@ -34,10 +34,12 @@ def report_markdown(layers: pd.DataFrame, neurons: pd.DataFrame, provenance: Map
     import importlib.metadata
 
     from .page.assumptions import provenance_line
+    from .page.provenance import without_places
 
     width = bin_width(layers)
     rows = binned(layers, width)
     said = "" if width == 1 else " Rows of several layers are means over their neurons."
+    provenance = without_places(provenance)
     source = provenance_line(provenance, importlib.metadata.version("glu-probe"))
     notes = "".join(f" Note: {note}." for note in provenance.get("notes", []))
     bullets = "\n".join(f"- {_escaped(sentence)}" for sentence in headlines(layers, neurons))

@@ -17,6 +17,7 @@ from .html import Table, render_page
 from .meanings import hints, measure_table
 from .page import Page
 from .pictures import Drawn
+from .provenance import without_places
 from .report_pictures import report_pictures
 from .words import WORDS, class_table
 
@@ -43,7 +44,7 @@ def report_page(report: Report) -> Page:
 
 
 def _markup(report: Report, drawn: Sequence[Drawn]) -> str:
-    provenance, neurons = report.provenance, report.neuron_columns(*COLUMNS)
+    provenance, neurons = without_places(report.provenance), report.neuron_columns(*COLUMNS)
     return render_page(
         "report.html.jinja", model=str(provenance.get("model", "")), tokens=provenance.get("text", {}).get("tokens"),
         headlines=headlines(report.layers, neurons), details=details(report.layers, neurons),
