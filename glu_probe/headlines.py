@@ -68,7 +68,7 @@ def regime(layers: pd.DataFrame, neurons: pd.DataFrame) -> str:
     if on_text(layers):
         return on_both_inputs(found, layers, changed)
     return (
-        f"The model is {found}. {text}, and gates work at a scale |q| of {span(scale)} (medians of layers), where far below 1 is "
+        f"On isotropic Gaussian input the model is {found}. {text}, and gates work at a scale |q| of {span(scale)} (medians of layers), where far below 1 is "
         "linear and far above 1 a ReLU."
     )
 
@@ -80,8 +80,8 @@ def of_which_input(layers: pd.DataFrame) -> str:
     routed = (layers["group"] == "routed").all()
     measured = "for routed experts this" if routed else "glu-probe activations MODEL --text FILE"
     return (
-        "This is so on isotropic Gaussian input of the scale that the model's own norm gives; on text the gates' "
-        "pre-activations can be much smaller, in Gemma 3 270M a twentieth of that (analyses/gaussian_or_text.py): "
+        "The scale of that input is what the model's own norm gives; on text another place is to be expected, as the gates' "
+        "pre-activations can be much smaller there, in Gemma 3 270M a twentieth of that (analyses/gaussian_or_text.py): "
         f"{measured} {'cannot be measured here' if routed else 'measures it'}."
     )
 

@@ -81,8 +81,8 @@ def test_regime_without_a_function_says_why():
 def test_a_place_is_that_on_gaussian_input_and_text_can_be_measured():
     text = of_which_input(layer_frame([0.9] * 3))
     assert text == (
-        "This is so on isotropic Gaussian input of the scale that the model's own norm gives; on text the gates' "
-        "pre-activations can be much smaller, in Gemma 3 270M a twentieth of that (analyses/gaussian_or_text.py): "
+        "The scale of that input is what the model's own norm gives; on text another place is to be expected, as the gates' "
+        "pre-activations can be much smaller there, in Gemma 3 270M a twentieth of that (analyses/gaussian_or_text.py): "
         "glu-probe activations MODEL --text FILE measures it."
     )
     assert text.count(".") == 2  # one sentence, and the name of a file
@@ -130,7 +130,9 @@ def test_layers_that_were_not_listened_to_have_no_place_on_text():
     assert "have 0.2 times that input's standard deviation, 0.8 where" in some
     assert "of 20 % on text (means of layers: 10 %, and 20 %)" in some
     for none in (text_frame([np.nan] * 3), layer_frame([0.9])):
-        assert regime(none, NEURONS).startswith("The model is near")
+        assert regime(none, NEURONS).startswith(
+            "On isotropic Gaussian input the model is near the ReLU end: on a scale from bilinear (0 %) to ReGLU (100 %) it stands at 90 %. Exch"
+        )
         assert of_which_input(none)
         assert on_text_alone(none) == departures(none, ON_TEXT) == ""
 
@@ -314,7 +316,8 @@ def test_flags_are_counted_once_a_neuron():
 def test_headlines_of_a_model_are_about_five_sentences_with_numbers(report):
     found = headlines(report.layers, report.neurons)
     assert 5 <= len(found) <= 7
-    assert found[1].startswith("This is so on isotropic Gaussian input")
+    assert found[0].startswith("On isotropic Gaussian input the model is ")
+    assert found[1].startswith("The scale of that input is what the model's own norm gives; on text")
     for sentence in found:
         assert re.search(r"\d", sentence)
         assert "nan" not in sentence
