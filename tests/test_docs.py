@@ -85,7 +85,7 @@ def test_links_and_pictures_have_targets(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_on_the_pages_parses_and_names_what_there_is(page):
-    """Examples need models, so they are not run here; every `gp.` name in them must exist, with the keywords given."""
+    """Every `gp.` name in them must exist, with the keywords given; test_examples.py runs them."""
     for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S):
         for node in ast.walk(ast.parse(block)):
             if isinstance(node, ast.Attribute) and _dotted(node).startswith("gp."):
