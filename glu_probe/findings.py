@@ -9,7 +9,7 @@ from .phrases import percent, place, span
 
 # of the neuron frame, that sentences are made of
 COLUMNS = (
-    "tower", "layer", "expert", "neuron", "query_norm", "gate_std_text", "output_energy", "exchange_asymmetry",
+    "tower", "layer", "expert", "neuron", "query_norm", "output_energy", "exchange_asymmetry",
     "exchange_asymmetry_text", "bilinear_share_text", "abs_cos_qk", "flag",
 )  # fmt: skip
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from .phrases import listed, percent, place, several, span
+from .phrases import listed, percent, place, span
+from .text_headlines import departures, on_both_inputs, on_text, on_text_alone
 
 # layer measure, what it is called in a sentence, how its values are written
 _APART = (
@@ -17,6 +18,7 @@ _APART = (
 )
 _FAR = 3.5  # robust standard deviations from the median: the usual bound of Iglewicz and Hoaglin
 _LAYERS_AT_LEAST = 6  # fewer have no median to stand apart from
+_IN_FULL = 3  # layers that stand apart, with their numbers; the others are named
 
 
 def headlines(layers: pd.DataFrame, neurons: pd.DataFrame) -> list[str]:
@@ -30,12 +32,12 @@ def headlines(layers: pd.DataFrame, neurons: pd.DataFrame) -> list[str]:
         return [f"None of the {len(layers)} layers of this selection has a gated MLP."]
     sentences = [
         regime(gated, neurons),
-        of_which_input(gated, neurons),
+        of_which_input(gated),
+        departures(gated, neurons),
         along_the_depth(gated),
         standing_apart(gated, neurons),
         of_experts(neurons),
         alignment(gated),
-        on_text(gated, neurons),
         oddities(layers, neurons),
     ]
     return [sentence for sentence in sentences if sentence]
@@ -45,49 +47,42 @@ def headlines(layers: pd.DataFrame, neurons: pd.DataFrame) -> list[str]:
 
 
 def regime(layers: pd.DataFrame, neurons: pd.DataFrame) -> str:
-    """Where the model is between bilinear and ReLU."""
+    """Where the model is between bilinear and ReLU, and what the text that was run does to that."""
     scale, ratio = layers["query_norm_median"], layers["exchange_asymmetry_relu_ratio"]
     if layers["exchange_asymmetry_mean"].isna().all():
         reasons = list(dict.fromkeys(layers["note"].dropna())) if "note" in layers else []
         why = f": {reasons[0]}" if reasons and reasons[0] else ""
-        if scale.isna().all():
-            return ""
-        return (
+        unknown = (
             f"Whether the layers are closer to bilinear or to ReLU cannot be told from these weights{why}; their gate rows "
             f"have norms of {span(scale)} (medians of layers)."
         )
-    changed = percent(neurons["exchange_asymmetry"].mean())
-    text = f"Exchanging gate and up changes the sign of {changed} of a neuron's energy on Gaussian input"
+        return " ".join(filter(None, [unknown if scale.notna().any() else "", on_text_alone(layers)]))
+    changed = neurons["exchange_asymmetry"].mean()
+    text = f"Exchanging gate and up changes the sign of {percent(changed)} of a neuron's energy on Gaussian input"
     if ratio.isna().all():
-        return f"{text}; gates work at a scale |q| of {span(scale)} (medians of layers)."
+        words = f"{text}; gates work at a scale |q| of {span(scale)} (medians of layers)."
+        return " ".join(filter(None, [words, on_text_alone(layers)]))
     whole = np.average(ratio.dropna(), weights=layers.loc[ratio.notna(), "n_neurons"])
     end = "near the bilinear end" if whole < 0.25 else "near the ReLU end" if whole > 0.75 else "between the two ends"
+    found = f"{end}: on a scale from bilinear (0 %) to ReGLU (100 %) it stands at {percent(whole)}"
+    if on_text(layers):
+        return on_both_inputs(found, layers, changed)
     return (
-        f"The model is {end}: on a scale from bilinear (0 %) to ReGLU (100 %) it stands at {percent(whole)}. {text}, and "
-        f"gates work at a scale |q| of {span(scale)} (medians of layers), where far below 1 is linear and far above 1 a ReLU."
+        f"On isotropic Gaussian input the model is {found}. {text}, and gates work at a scale |q| of {span(scale)} (medians of layers), where far below 1 is "
+        "linear and far above 1 a ReLU."
     )
 
 
-def of_which_input(layers: pd.DataFrame, neurons: pd.DataFrame) -> str:
-    """On what input a model is where `regime` places it, and at what part of that scale its gates work on text."""
-    if layers["exchange_asymmetry_mean"].isna().all():
+def of_which_input(layers: pd.DataFrame) -> str:
+    """On what input a model is where `regime` places it, if no text was run."""
+    if layers["exchange_asymmetry_mean"].isna().all() or on_text(layers):
         return ""
-    text = "This is so on isotropic Gaussian input of the scale that the model's own norm gives; on"
-    both = ["gate_std_text", "query_norm"]
-    if "gate_std_text" in neurons:
-        known = neurons[neurons[[*both, "exchange_asymmetry"]].notna().all(axis="columns")]
-        scales = known.groupby(["tower", "layer"], observed=True)[both].median()
-        if len(scales):
-            part = (scales["gate_std_text"] / scales["query_norm"]).median()
-            return (
-                f"{text} the text that was run, the gates' pre-activations have a standard deviation of {part:.2g} times |q| "
-                f"(median of {len(scales)} layers), {span(scales['gate_std_text'])} (medians of layers)."
-            )
     routed = (layers["group"] == "routed").all()
     measured = "for routed experts this" if routed else "glu-probe activations MODEL --text FILE"
     return (
-        f"{text} text the gates' pre-activations can be much smaller, in Gemma 3 270M a twentieth of that "
-        f"(analyses/gaussian_or_text.py): {measured} {'cannot be measured here' if routed else 'measures it'}."
+        "The scale of that input is what the model's own norm gives; on text another place is to be expected, as the gates' "
+        "pre-activations can be much smaller there, in Gemma 3 270M a twentieth of that (analyses/gaussian_or_text.py): "
+        f"{measured} {'cannot be measured here' if routed else 'measures it'}."
     )
 
 
@@ -109,6 +104,17 @@ def along_the_depth(layers: pd.DataFrame) -> str:
     tower = layers["tower"].astype(str).mode().iloc[0]
     start = f"Along the depth{f' of {tower}' if layers['tower'].nunique() > 1 else ''}"
     known = layers[layers["tower"].astype(str) == tower]
+    if not on_text(known):
+        return _changes(known, start)
+    values, form = _by_layer(known, "exchange_asymmetry_text_mean"), ".3f"
+    told = [_changes(known, f"{start}, on Gaussian input")]
+    if len(values) > 1:
+        told.append(_course(values, "On text, the mean exchange asymmetry", form))
+    return " ".join(filter(None, told))
+
+
+def _changes(known: pd.DataFrame, start: str) -> str:
+    """The first measure of the weights that changes, after those that do not."""
     steady: list[str] = []
     for column, words, form, differs in _COURSES:
         values = _by_layer(known, column)
@@ -189,7 +195,9 @@ def _layers_apart(layers: pd.DataFrame) -> str:
     names = [f"{place(layers, index)} ({words})" for index, words in by_layer.items()]
     verb = "stands" if len(names) == 1 else "stand"
     count = f"{len(names)} of {len(main)} layers {verb} apart, by more than {_FAR} robust standard deviations"
-    return f"{count}: {several(names, 3)}."
+    others = sorted(layers["layer"].loc[[*by_layer][_IN_FULL:]])
+    rest = f"; also layer{'s' if len(others) > 1 else ''} {listed([str(layer) for layer in others])}" if others else ""
+    return f"{count}: {', '.join(names[:_IN_FULL])}{rest}."
 
 
 def _carriers(layers: pd.DataFrame, neurons: pd.DataFrame) -> str:
@@ -201,16 +209,15 @@ def _carriers(layers: pd.DataFrame, neurons: pd.DataFrame) -> str:
         most = share.idxmax()
         return f"No single neuron carries more than {percent(share.max())} of a layer's output energy ({place(layers, most)})."
     named = []
-    for index, row in alone.sort_values("output_energy_top_share", ascending=False).head(4).iterrows():
+    for index, row in alone.sort_values("output_energy_top_share", ascending=False).iterrows():
         here = neurons[(neurons["layer"] == row["layer"]) & (neurons["tower"] == row["tower"])]
         if "expert" in here:
             here = here[_in_group(here["expert"], row["group"])]
         neuron = here.loc[here["output_energy"].idxmax()]
         expert = f"expert {neuron['expert']}, " if row["group"] == "routed" else ""
         named.append(f"{place(layers, index)} ({expert}neuron {neuron['neuron']}, {percent(share[index])})")
-    more = f" and {len(alone) - 4} more" if len(alone) > 4 else ""
     return (
-        f"One neuron carries more than half of the output energy in {', '.join(named)}{more}: energy-weighted and output "
+        f"One neuron carries more than half of the output energy in {', '.join(named)}: energy-weighted and output "
         "figures of these layers are that neuron's."
     )
 
@@ -257,24 +264,6 @@ def alignment(layers: pd.DataFrame) -> str:
         f"{null.mean():.3f}, isotropic ones {layers['abs_cos_qk_null_isotropic_mean'].mean():.3f}; in {above} of "
         f"{known} {rows} the mean lies above the mismatched ones by more than 0.2 of their standard deviation (a small "
         "effect)."
-    )
-
-
-def on_text(layers: pd.DataFrame, neurons: pd.DataFrame) -> str:
-    """How asymmetric neurons are on the text that was run."""
-    if "exchange_asymmetry_text" not in neurons or neurons["exchange_asymmetry_text"].isna().all():
-        return ""
-    text, error = neurons["exchange_asymmetry_text"].mean(), layers["exchange_asymmetry_text_mean_se"].max()
-    sentence = f"On text, exchanging gate and up changes the sign of {percent(text)} of a neuron's energy"
-    known = neurons["exchange_asymmetry"].notna() & neurons["exchange_asymmetry_text"].notna()
-    if known.any():
-        both = neurons.loc[known, ["exchange_asymmetry", "exchange_asymmetry_text"]]
-        sentence += (
-            f" ({percent(both['exchange_asymmetry'].mean())} on Gaussian input; rank correlation of the two over neurons "
-            f"{both.corr('spearman').iloc[0, 1]:.2f})"
-        )
-    return sentence + (
-        f", with a standard error of at most {error:.1g} for a layer's mean." if pd.notna(error) else "."
     )
 
 

@@ -16,8 +16,9 @@ ROWS_AT_MOST = 20
 _COLUMNS = (
     ("relative to ReLU", "exchange_asymmetry_relu_ratio", ".0%"),
     ("exchange asymmetry", "exchange_asymmetry_mean", ".3f"),
-    ("on text", "exchange_asymmetry_text_mean", ".3f"),
+    ("the same on text", "exchange_asymmetry_text_mean", ".3f"),
     ("gate scale", "query_norm_median", "#.3g"),
+    ("gate scale on text", "gate_std_text_median", "#.3g"),
     ("\\|cos(q, k)\\|", "abs_cos_qk_mean", ".3f"),
     ("mismatched", "abs_cos_qk_null_mean", ".3f"),
     ("cos(k, v)", "cos_kv_mean", "+.3f"),
@@ -33,10 +34,12 @@ def report_markdown(layers: pd.DataFrame, neurons: pd.DataFrame, provenance: Map
     import importlib.metadata
 
     from .page.assumptions import provenance_line
+    from .page.provenance import without_places
 
     width = bin_width(layers)
     rows = binned(layers, width)
     said = "" if width == 1 else " Rows of several layers are means over their neurons."
+    provenance = without_places(provenance)
     source = provenance_line(provenance, importlib.metadata.version("glu-probe"))
     notes = "".join(f" Note: {note}." for note in provenance.get("notes", []))
     bullets = "\n".join(f"- {_escaped(sentence)}" for sentence in headlines(layers, neurons))

@@ -93,7 +93,9 @@ def probe(
                 for site in sites if strict else ():
                     _refuse_odd(kept.of(site), strict)
                 neurons = kept.assemble(tables, checkpoint.name, sites)
-    provenance = checkpoint.provenance() | {
+    facts = checkpoint.provenance()
+    facts.pop("path", None)  # `ref` is what opens the model again; where its files lay is of this machine
+    provenance = facts | {
         "layers": sorted({site.layer for site in sites}),
         "seed": settings.seed,
         "samples": sorted(tables.samples),

@@ -361,7 +361,7 @@ def test_activations(run, tiny, tmp_path):
         "--neurons", "1:3,2:5", "--layers", "1:",
     )  # fmt: skip
     assert code == 0
-    assert "On text, exchanging gate and up" in out
+    assert "; on the text that was run, the gates' pre-activations have" in out
     assert "layer 1 neuron 3 plus_plus" in out
     assert f"wrote {tmp_path / 'out' / 'report.html'}" in out
     assert "running the text takes about" in err

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import re
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 import glu_probe as gp
 from glu_probe import errors
 from glu_probe.checkpoint.families import FAMILIES
+from glu_probe.measures.io_classes import IO_CLASSES, IO_CONDITIONS, io_class
 from glu_probe.measures.registry import MEASURES
+from glu_probe.page.words import WORDS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]
@@ -92,7 +96,7 @@ def test_links_and_pictures_have_targets(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_on_the_pages_parses_and_names_what_there_is(page):
-    """Examples need models, so they are not run here; every `gp.` name in them must exist, with the keywords given."""
+    """Every `gp.` name in them must exist, with the keywords given; test_examples.py runs them."""
     for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S):
         for node in ast.walk(ast.parse(block)):
             if isinstance(node, ast.Attribute) and _dotted(node).startswith("gp."):
@@ -130,6 +134,34 @@ def test_the_glossary_has_the_names_of_gate_up_and_down_in_every_family():
     orders = {"gate-first": "gate first", "up-first": "up first", "interleaved": "rows take turns"}
     for name, order in {(each.gate, each.fused) for each in layouts if each.fused is not None}:
         assert name in rows[f"gate and up, {orders[order]}"], (name, order)
+
+
+def test_the_glossary_has_every_word_of_the_page():
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").lower()
+    assert not [word for word in WORDS if f"**{word}**" not in text]
+
+
+def test_the_classes_of_the_glossary_are_those_of_the_measure():
+    """The table, read as it is meant, gives every neuron the class that the measure gives it."""
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").split("| class |")[1].split("\n\n")[0]
+    lines = [line.replace("\\|", "¦").strip("|").split("|") for line in text.splitlines()[2:]]
+    rows = [[cell.strip().replace("¦", "|") for cell in line] for line in lines]
+    assert {name: tuple("" if cell == "-" else cell for cell in cells) for name, *cells in rows} == IO_CONDITIONS
+    assert [name for name, *_ in rows] == [*IO_CONDITIONS]
+    fits = {
+        "> ½": lambda x: x > 0.5, "< −½": lambda x: x < -0.5, "≤ ½": lambda x: x <= 0.5, "|·| > ½": lambda x: abs(x) > 0.5,
+        "|·| ≤ ½": lambda x: abs(x) <= 0.5, "-": lambda x: True,
+    }  # fmt: skip
+    grid = [-1.0, -0.6, -0.5, -0.2, 0.0, 0.3, 0.5, 0.7, 1.0]
+    found = set()
+    for kv, qv, qk in itertools.product(grid, grid, grid[4:]):
+        (said, *_) = (
+            name for name, *cells in rows if all(fits[c](x) for c, x in zip(cells, (kv, qv, qk), strict=False))
+        )
+        (index,) = io_class(*(np.array([value]) for value in (qk, kv, qv)))
+        assert said == IO_CLASSES[index], (kv, qv, qk)
+        found.add(said)
+    assert found == {*IO_CLASSES}
 
 
 def test_the_citation_is_complete_and_of_this_version():

@@ -61,7 +61,7 @@ def test_label_positions_have_a_constant_step_and_both_ends(count):
 def test_heatmap_rows_columns_and_missing_cells(tall, ax):
     assert gp.figures.layer_heatmap(tall, ax=ax) is ax
     mesh = ax.collections[0].get_array()
-    assert mesh.shape == (len(HEATMAP_MEASURES), 80)
+    assert mesh.shape == (len([name for name in HEATMAP_MEASURES if "_text" not in name]), 80)
     assert np.ma.getmaskarray(mesh)[:, 10:12].all()
     assert not np.ma.getmaskarray(mesh)[:, 12:].any()
     assert tick_labels(ax)[0] == "0"
@@ -167,6 +167,26 @@ def test_profile_draws_gaps_where_layers_are_missing(tall, ax):
     assert np.isnan(median[10:12]).all()
     np.testing.assert_array_equal(median[:10], tall["cos_kv_median"][:10])
     assert ax.get_ylabel() == "cos_kv"
+
+
+def test_scales_on_a_logarithmic_axis(report, ax):
+    places = report.layers[["layer", "tower", "group"]]
+    frame = places.assign(a=[0.0, *np.geomspace(0.2, 20, 11)], b=3.0)
+    assert gp.figures.layer_lines(frame, ["a", "b"], logarithmic=True, ax=ax) is ax
+    assert ax.get_yscale() == "log"
+    np.testing.assert_allclose(ax.lines[0].get_ydata(), frame["a"])
+    assert 0 < ax.get_ylim()[0] < 0.2
+    assert {"1", "10"} <= {label.get_text() for label in ax.get_yticklabels()}
+    assert gp.figures.layer_lines(frame, ["a", "b"]).get_ylim()[0] == 0
+
+
+def test_a_measure_on_text_is_dashed_in_the_colour_of_its_pair(report, ax):
+    columns = ["cos_kv_mean", "cos_kv_text_mean", "branch_overlap", "gate_std_text_median"]
+    frame = report.layers[["layer", "tower", "group", "cos_kv_mean", "branch_overlap"]]
+    gp.figures.layer_lines(frame.assign(cos_kv_text_mean=0.1, gate_std_text_median=0.2), columns, ax=ax)
+    plain, text, other, alone = ax.lines
+    assert plain.get_color() == text.get_color() != other.get_color() != alone.get_color()
+    assert [line.get_linestyle() for line in ax.lines] == ["-", "--", "-", "-"]
 
 
 def test_phase_diagram_places_layers_at_their_medians(report, ax):

@@ -22,6 +22,7 @@ from glu_probe.headlines import (
 )
 from glu_probe.phrases import counted, percent
 from glu_probe.testing import write_tiny_checkpoint
+from glu_probe.text_headlines import departures, on_text_alone
 
 from .support import write_llama
 
@@ -79,10 +80,10 @@ def test_regime_without_a_function_says_why():
 
 
 def test_a_place_is_that_on_gaussian_input_and_text_can_be_measured():
-    text = of_which_input(layer_frame([0.9] * 3), NEURONS)
+    text = of_which_input(layer_frame([0.9] * 3))
     assert text == (
-        "This is so on isotropic Gaussian input of the scale that the model's own norm gives; on text the gates' "
-        "pre-activations can be much smaller, in Gemma 3 270M a twentieth of that (analyses/gaussian_or_text.py): "
+        "The scale of that input is what the model's own norm gives; on text another place is to be expected, as the gates' "
+        "pre-activations can be much smaller there, in Gemma 3 270M a twentieth of that (analyses/gaussian_or_text.py): "
         "glu-probe activations MODEL --text FILE measures it."
     )
     assert text.count(".") == 2  # one sentence, and the name of a file
@@ -95,27 +96,111 @@ def test_a_twentieth_is_what_the_analysis_found():
 
 
 def test_routed_experts_are_not_sent_to_a_command_that_refuses_them():
-    routed = of_which_input(layer_frame([0.9] * 3, group="routed"), NEURONS)
+    routed = of_which_input(layer_frame([0.9] * 3, group="routed"))
     assert routed.endswith("(analyses/gaussian_or_text.py): for routed experts this cannot be measured here.")
-    some = of_which_input(layer_frame([0.9] * 2, group=["routed", "dense"]), NEURONS)
+    some = of_which_input(layer_frame([0.9] * 2, group=["routed", "dense"]))
     assert some.endswith("glu-probe activations MODEL --text FILE measures it.")
 
 
-def test_a_place_carries_the_scale_on_the_text_that_was_run():
-    on_text = NEURONS.assign(query_norm=[2.0, 6.0] * 9, gate_std_text=[0.1, 0.3] * 6 + [0.4, 1.2] * 3)
-    text = of_which_input(layer_frame([0.9] * 9), on_text)
-    assert text == (
-        "This is so on isotropic Gaussian input of the scale that the model's own norm gives; on the text that was run, "
-        "the gates' pre-activations have a standard deviation of 0.05 times |q| (median of 9 layers), 0.2 to 0.8 (medians "
-        "of layers)."
+def text_frame(text, **columns) -> pd.DataFrame:
+    """Rows as of `layer_frame`, measured on a text too, where Gaussian input predicts 0.1 and |q| is 4."""
+    base = {
+        "exchange_asymmetry_text_mean": text, "exchange_asymmetry_text_mean_se": 0.01, "gate_std_text_median": 0.2,
+        "query_norm_median": 4.0,
+    }  # fmt: skip
+    return layer_frame([0.9] * len(text), **(base | columns))
+
+
+ON_TEXT = NEURONS.assign(exchange_asymmetry=np.arange(18.0), exchange_asymmetry_text=-np.arange(18.0))
+
+
+def test_a_place_on_text_stands_in_the_first_sentence():
+    frame = text_frame([0.1, 0.1, 0.4], gate_std_text_median=[0.1, 0.2, 0.4], n_neurons=[20, 10, 10])
+    assert regime(frame, NEURONS) == (
+        "On isotropic Gaussian input the model is near the ReLU end: on a scale from bilinear (0 %) to ReGLU (100 %) it stands "
+        "at 90 %; on the text that was run, the gates' pre-activations have 0.05 times that input's standard deviation, 0.1 to "
+        "0.4 where |q| is 4 (medians of layers; far below 1 a gate is linear, far above 1 a ReLU). Exchanging gate and up "
+        "changes the sign of 10 % of a neuron's energy on Gaussian input and of 18 % on text (means of layers: 10 %, and 10 % "
+        "to 40 %)."
     )
-    on_text.loc[on_text["layer"] < 6, "gate_std_text"] = np.nan  # not listened to
-    assert "0.2 times |q| (median of 3 layers), 0.8 (medians" in of_which_input(layer_frame([0.9] * 9), on_text)
-    assert "activations MODEL" in of_which_input(layer_frame([0.9] * 9), on_text.assign(gate_std_text=np.nan))
+    assert of_which_input(frame) == ""  # nothing is left to be measured
+
+
+def test_layers_that_were_not_listened_to_have_no_place_on_text():
+    some = regime(text_frame([np.nan, 0.2, np.nan], gate_std_text_median=[np.nan, 0.8, np.nan]), NEURONS)
+    assert "have 0.2 times that input's standard deviation, 0.8 where" in some
+    assert "of 20 % on text (means of layers: 10 %, and 20 %)" in some
+    for none in (text_frame([np.nan] * 3), layer_frame([0.9])):
+        assert regime(none, NEURONS).startswith(
+            "On isotropic Gaussian input the model is near the ReLU end: on a scale from bilinear (0 %) to ReGLU (100 %) it stands at 90 %. Exch"
+        )
+        assert of_which_input(none)
+        assert on_text_alone(none) == departures(none, ON_TEXT) == ""
+
+
+def test_a_function_that_is_known_on_text_alone():
+    frame = text_frame(
+        [0.2, 0.3],
+        exchange_asymmetry_mean=np.nan,
+        exchange_asymmetry_relu_ratio=np.nan,
+        note="no norm",
+        n_neurons=[30, 10],
+    )
+    assert regime(frame, NEURONS) == (
+        "Whether the layers are closer to bilinear or to ReLU cannot be told from these weights: no norm; their gate rows have "
+        "norms of 4 (medians of layers). On the text that was run, exchanging gate and up changes the sign of 22 % of a "
+        "neuron's energy (means of layers: 20 % to 30 %), and the gates' pre-activations have a standard deviation of 0.2 "
+        "(medians of layers)."
+    )
+    assert departures(frame, ON_TEXT) == ""
+
+
+def test_layers_that_part_from_the_prediction_are_named_in_both_directions():
+    text = departures(text_frame([0.3, 0.13, 0.2, 0.11, 0.09, 0.15, 0.06, 0.02]), ON_TEXT)
+    assert text == (
+        "Text parts from what Gaussian input predicts (by more than 2 standard errors): 4 of 8 layers are more asymmetric "
+        "than that, most of all layer 0 (0.300 on text, 0.100 predicted; gates at 0.2 where |q| is 4), layer 2 (0.200 on text, "
+        "0.100 predicted; gates at 0.2 where |q| is 4) and layer 5 (0.150 on text, 0.100 predicted; gates at 0.2 where |q| is "
+        "4); 2 of 8 layers are less asymmetric than that, most of all layer 7 (0.020 on text, 0.100 predicted; gates at 0.2 "
+        "where |q| is 4) and layer 6 (0.060 on text, 0.100 predicted; gates at 0.2 where |q| is 4). Over neurons, the two have a "
+        "rank correlation of -1.00. Standard errors of layers on text: at most 0.01."
+    )
+
+
+def test_reports_of_before_have_no_scale_on_text():
+    frame = text_frame([0.3, 0.1]).drop(columns="gate_std_text_median")
+    assert "stands at 90 %. Exchanging gate and up" in regime(frame, NEURONS)
+    assert on_text_alone(frame).endswith("of a neuron's energy (means of layers: 10 % to 30 %).")
+    assert "most of all layer 0 (0.300 on text, 0.100 predicted); 0 of 2" in departures(frame, ON_TEXT)
+
+
+def test_departures_in_one_direction_or_none():
+    assert (
+        "0 of 2 layers are more asymmetric than that; 1 of 2 layers is less asymmetric than that, most of all layer 1 "
+        in (departures(text_frame([0.1, 0.01]), ON_TEXT))
+    )
+    none = departures(text_frame([0.11, 0.09]), ON_TEXT)
+    assert none.startswith(
+        "None of 2 layers parts on text from what Gaussian input predicts by more than 2 standard errors."
+    )
+
+
+def test_departures_on_one_sequence_have_no_errors():
+    text = departures(text_frame([0.11, 0.09], exchange_asymmetry_text_mean_se=np.nan), ON_TEXT)
+    assert "(by errors that a text this short does not tell): 1 of 2 layers is more" in text
+    assert "Standard errors" not in text
+
+
+def test_the_depth_on_text_stands_beside_that_of_the_weights():
+    text = along_the_depth(text_frame(np.linspace(0.3, 0.02, 9)))
+    assert text.startswith("Along the depth, on Gaussian input, the place between bilinear and ReLU (90 %), the gate")
+    assert (
+        "On text, the mean exchange asymmetry falls (rank correlation with depth -1.00): 0.265 in layers 0 to 2" in text
+    )
 
 
 def test_a_place_that_cannot_be_told_is_on_no_input():
-    assert of_which_input(layer_frame([np.nan] * 3, exchange_asymmetry_mean=np.nan), NEURONS) == ""
+    assert of_which_input(layer_frame([np.nan] * 3, exchange_asymmetry_mean=np.nan)) == ""
 
 
 def test_depth_of_a_step():
@@ -165,6 +250,13 @@ def test_a_layer_that_stands_apart_is_named():
     )
 
 
+def test_every_layer_that_stands_apart_is_named():
+    ratio = [0.50, 0.51, 0.49, 0.50, 0.52, 0.48, 0.50, 0.51, 0.50, 0.49, 0.51, 0.95, 0.15, 0.9, 0.04, 0.8]
+    text = standing_apart(layer_frame(ratio, output_energy_top_share=np.nan), NEURONS)
+    assert text.startswith("5 of 16 layers stand apart")
+    assert re.search(r": layer 14 \(.*?\), layer 11 \(.*?\), layer 13 \(.*?\); also layers 12 and 15\.$", text)
+
+
 def test_few_layers_have_none_that_stands_apart():
     assert "apart" not in standing_apart(layer_frame([0.1, 0.9, 0.5]), NEURONS)
 
@@ -172,6 +264,8 @@ def test_few_layers_have_none_that_stands_apart():
 def test_a_neuron_that_carries_a_layer_is_named():
     frame = layer_frame([0.5] * 9, output_energy_top_share=[0.1] * 4 + [0.75] + [0.1] * 4)
     assert "more than half of the output energy in layer 4 (neuron 1, 75 %)" in standing_apart(frame, NEURONS)
+    every = standing_apart(layer_frame([0.5] * 9, output_energy_top_share=0.75), NEURONS)
+    assert every.count("(neuron 1, 75 %)") == 9
     frame["output_energy_top_share"] = 0.2
     assert "No single neuron carries more than 20 % of a layer's output energy" in standing_apart(frame, NEURONS)
     frame["output_energy_top_share"] = np.nan
@@ -223,7 +317,8 @@ def test_flags_are_counted_once_a_neuron():
 def test_headlines_of_a_model_are_about_five_sentences_with_numbers(report):
     found = headlines(report.layers, report.neurons)
     assert 5 <= len(found) <= 7
-    assert found[1].startswith("This is so on isotropic Gaussian input")
+    assert found[0].startswith("On isotropic Gaussian input the model is ")
+    assert found[1].startswith("The scale of that input is what the model's own norm gives; on text")
     for sentence in found:
         assert re.search(r"\d", sentence)
         assert "nan" not in sentence

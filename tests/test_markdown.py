@@ -36,7 +36,7 @@ def test_sentences_table_and_provenance(report):
     text = report.to_markdown()
     bullets = [line for line in text.splitlines() if line.startswith("- ")]
     assert 4 <= len(bullets) <= 7
-    assert "isotropic Gaussian input" in bullets[1]
+    assert bullets[0].startswith("- On isotropic Gaussian input the model is ")
     assert "glu-probe activations MODEL --text FILE" in bullets[1]
     head, *rows = table(text)
     assert head[:3] == ["layers", "neurons", "relative to ReLU"]

@@ -13,11 +13,11 @@ import glu_probe as gp
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-INSTALL = """# Installs glu-probe where it is missing, as in a hosted notebook.
+INSTALL = """# Where glu-probe is missing: installs it from the clone of its repository in which this notebook lies.
 import importlib.util
 
 if importlib.util.find_spec("glu_probe") is None:
-    %pip install -q glu-probe"""
+    %pip install -q .."""
 
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 

@@ -69,7 +69,14 @@ def test_every_extra_is_tested_and_documented():
     )
     for extra, needs in EXTRAS.items():
         assert {str(Requirement(each)) for each in needs} <= tested, extra
-        assert f"glu-probe[{extra}]" in said, extra
+        assert f'pip install ".[{extra}]"' in said, extra
+
+
+def test_no_page_takes_it_from_an_index():
+    """There is none that has it: of that name there could be something else one day."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), *ROOT.glob("notebooks/*.ipynb")]
+    for page in pages:
+        assert not re.search(r"pip install [^`\n]*glu-probe", page.read_text(encoding="utf-8")), page.name
 
 
 def test_hints_name_extras_that_there_are():

@@ -9,13 +9,14 @@ from .axes import figure_axes, label_positions, layer_labels
 from .causal import causal_grid_size, causal_heatmap, causal_profile
 from .effects import EFFECT_MEASURES, difference_heatmap, effect_grid_size, effect_limit
 from .heatmaps import HEATMAP_MEASURES, expert_grid_size, expert_heatmap, layer_heatmap
-from .models import model_profiles, model_trajectory
+from .models import FEW_MODELS, model_profiles, model_trajectory
 from .neurons import movement_scatter, neuron_scatter, text_scatter
 from .phase import phase_diagram
 from .profiles import class_bars, layer_lines, layer_profile
 
 __all__ = [
     "EFFECT_MEASURES",
+    "FEW_MODELS",
     "HEATMAP_MEASURES",
     "angle_histogram",
     "angle_profile",

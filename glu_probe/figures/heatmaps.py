@@ -14,12 +14,14 @@ from .columns import nothing, require
 
 HEATMAP_MEASURES = (
     "query_norm_median",
+    "gate_std_text_median",
     "abs_cos_qk_mean",
     "abs_cos_qk_effect",
     "cos_kv_mean",
     "abs_cos_qv_mean",
     "exchange_asymmetry_relu_ratio",
     "exchange_asymmetry_mean",
+    "exchange_asymmetry_text_mean",
     "exchange_asymmetry_weighted",
     "exchange_asymmetry_output",
     "scaling_asymmetry_output",

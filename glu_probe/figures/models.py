@@ -13,7 +13,7 @@ from ..errors import BadOption
 from .axes import axes_or_new, label_models, label_positions, legend_beside, sparse_ticks
 from .columns import nothing, require
 
-_FEW = 6  # models that each get a colour of their own; more get their place on a scale
+FEW_MODELS = 6  # models that each get a colour of their own; more get their place on a scale
 _NAMED = 12  # that a legend has room for
 
 
@@ -41,7 +41,7 @@ def model_profiles(
     for index, (name, colour) in enumerate(zip(names, _colours(len(names)), strict=True)):
         rows = layers[layers["model"] == name]
         # the base shows on both sides of a line that covers it
-        width = 3.2 if index == 0 and len(names) <= _FEW else 1.4
+        width = 3.2 if index == 0 and len(names) <= FEW_MODELS else 1.4
         styles = iter((".-", ".--", ".:", ".-."))
         for (tower, group), part in rows.groupby(["tower", "group"], sort=False):
             if part[column].isna().all():
@@ -112,7 +112,7 @@ def _scale_of_models(ax: Axes, names: Sequence[str]) -> None:
 
 
 def _colours(count: int) -> list:
-    return sns.color_palette("colorblind", count) if count <= _FEW else sns.color_palette("viridis", count)
+    return sns.color_palette("colorblind", count) if count <= FEW_MODELS else sns.color_palette("viridis", count)
 
 
 def _column_and_models(layers: pd.DataFrame, measure: str) -> tuple[str, list[str]]:

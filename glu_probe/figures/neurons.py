@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
+from matplotlib.colors import ListedColormap, LogNorm
 
 from ..errors import BadOption
 from .axes import axes_or_new, sparse_ticks
@@ -14,6 +15,9 @@ from .columns import of_model, require
 
 _BINS = 20, 100  # across and up: for a few hundred neurons, for tens of thousands
 _POINTS_AT_MOST = 20_000
+_POINTS = ListedColormap(
+    mpl.colormaps["viridis"](np.linspace(0.0, 0.88, 256))
+)  # without the yellow that white swallows
 
 
 def density(ax: Axes, x: np.ndarray, y: np.ndarray, logarithmic: tuple[bool, bool]) -> None:
@@ -62,10 +66,10 @@ def neuron_scatter(
     if len(known) > _POINTS_AT_MOST:
         density(ax, known[x].to_numpy(dtype=float), known[y].to_numpy(dtype=float), (logarithmic[x], logarithmic[y]))
     else:
-        sns.scatterplot(
-            data=known, x=x, y=y, hue=hue, palette="viridis" if known[hue].dtype.kind in "iuf" else None, s=6,
-            alpha=0.6, linewidth=0, ax=ax, rasterized=True,
-        )  # fmt: skip
+        scale = {}
+        if known[hue].dtype.kind in "iuf":  # with limits, layers 0 and 1 are numbers too
+            scale = {"palette": _POINTS, "hue_norm": (known[hue].min(), known[hue].max())}
+        sns.scatterplot(data=known, x=x, y=y, hue=hue, s=6, alpha=0.6, linewidth=0, ax=ax, rasterized=True, **scale)
         ax.set_xscale("log" if logarithmic[x] else "linear")
         ax.set_yscale("log" if logarithmic[y] else "linear")
         sns.move_legend(ax, "center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize="small")
@@ -116,7 +120,7 @@ def movement_scatter(neurons: pd.DataFrame, *, model: str | None = None, ax: Axe
     if len(x) > _POINTS_AT_MOST:
         density(ax, x, y, (True, True))
     else:
-        points = ax.scatter(x, y, c=rows["layer"].to_numpy()[known], cmap="viridis", s=8, linewidth=0, rasterized=True)
+        points = ax.scatter(x, y, c=rows["layer"].to_numpy()[known], cmap=_POINTS, s=8, linewidth=0, rasterized=True)
         ax.figure.colorbar(points, ax=ax, label="layer")
     ends = np.array([x.min() / 1.5, x.max() * 1.5])
     ax.plot(ends, ends, color="0.3", lw=0.9, label="rounding explains it")

@@ -93,11 +93,11 @@ def _layers(ax: Axes, points: pd.DataFrame, names: list[str]) -> None:
     across = Across.of(points)
     x, y, layer = (across.frame[name].to_numpy(dtype=float) for name in (*names, "layer"))
     limits = {"vmin": layer.min(), "vmax": layer.max()}
-    drawn = None
+    drawn, size = None, 34 if len(points) <= 40 else 18
     for number, block in enumerate(across.blocks):
         ax.plot(x[block], y[block], color="0.3", lw=0.5, zorder=2)
         drawn = ax.scatter(
-            x[block], y[block], c=layer[block], cmap="viridis", s=34, edgecolor="white", linewidth=0.6, zorder=3,
+            x[block], y[block], c=layer[block], cmap="viridis", s=size, edgecolor="0.2", linewidth=0.5, zorder=3,
             marker=_MARKERS[number % len(_MARKERS)], label=_block_name(across, block), **limits,
         )  # fmt: skip
     if len(across.blocks) > 1:

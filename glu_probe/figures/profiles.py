@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 
 from ..frames import class_column
 from ..measures.io_classes import IO_CLASSES
-from .axes import Across, axes_or_new, legend_beside
+from .axes import Across, axes_or_new, legend_beside, sparse_ticks
 from .columns import nothing, require
 
 _CLASS_COLOURS = {
@@ -61,12 +61,16 @@ def layer_profile(layers: pd.DataFrame, measure: str = "exchange_asymmetry", *, 
     return _finish(ax, across)
 
 
-def layer_lines(layers: pd.DataFrame, columns: Sequence[str], *, ax: Axes | None = None) -> Axes:
+def layer_lines(
+    layers: pd.DataFrame, columns: Sequence[str], *, logarithmic: bool = False, ax: Axes | None = None
+) -> Axes:
     """Columns of the layer frame as lines through the layers, on one axis.
 
     Args:
         layers: the layer frame.
-        columns: of it, of one kind.
+        columns: of it, of one kind. One that was measured on text beside its own value on Gaussian input is dashed, in the
+            colour of that.
+        logarithmic: on a logarithmic axis, for scales; what is not above 0 is not drawn there. Else the axis begins at 0.
         ax: where to draw.
 
     Raises:
@@ -76,9 +80,18 @@ def layer_lines(layers: pd.DataFrame, columns: Sequence[str], *, ax: Axes | None
     if layers[list(columns)].isna().to_numpy().all():
         raise nothing(columns)
     ax, across = axes_or_new(ax, (8.0, 3.2)), Across.of(layers)
-    for column, colour in zip(columns, sns.color_palette("colorblind", len(columns)), strict=True):
-        _line(ax, across, column, ".-", color=colour, label=column)
-    ax.set_ylim(bottom=0)
+    kinds = list(dict.fromkeys(column.replace("_text", "") for column in columns))
+    colours = dict(zip(kinds, sns.color_palette("colorblind", len(kinds)), strict=True))
+    for column in columns:
+        kind = column.replace("_text", "")
+        style = ".--" if kind != column and kind in columns else ".-"
+        _line(ax, across, column, style, color=colours[kind], label=column)
+    if logarithmic:
+        ax.set_yscale("log", nonpositive="mask")
+        values = layers[list(columns)].to_numpy(dtype=float)
+        sparse_ticks(ax.yaxis, values[values > 0])
+    else:
+        ax.set_ylim(bottom=0)
     if len(columns) == 1:
         ax.set_ylabel(columns[0])
     return _finish(ax, across, legend=len(columns) > 1)

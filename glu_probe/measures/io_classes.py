@@ -22,6 +22,23 @@ IO_CLASSES = (
     "conditional weakening",
     "atypical conditional weakening",
 )
+# What each takes of cos(k, v), cos(q, v) and cos(q, k), after the sign fix, and what it means. The first that fits is the class.
+IO_CONDITIONS: dict[str, tuple[str, str, str, str]] = {
+    "strengthening": ("> ½", "> ½", "> ½", "both branches read one direction, and it writes along it"),
+    "atypical strengthening": ("> ½", "|·| > ½", "", "as strengthening by cos(k, v), but the three do not lie along one direction"),
+    "conditional strengthening":
+        ("> ½", "|·| ≤ ½", "≤ ½", "writes along what the up branch reads, on a condition that the gate reads elsewhere"),
+    "atypical conditional strengthening": ("> ½", "|·| ≤ ½", "> ½", "the same, though gate and up read alike"),
+    "proportional change":
+        ("|·| ≤ ½", "|·| > ½", "≤ ½", "writes along or against what the gate reads, in proportion to what the up branch reads elsewhere"),
+    "atypical proportional change": ("|·| ≤ ½", "|·| > ½", "> ½", "the same, though gate and up read alike"),
+    "orthogonal output": ("|·| ≤ ½", "|·| ≤ ½", "", "writes something else than either branch reads"),
+    "weakening": ("< −½", "< −½", "> ½", "both branches read one direction, and it writes against it"),
+    "atypical weakening": ("< −½", "|·| > ½", "", "as weakening by cos(k, v), but the three do not lie along one direction"),
+    "conditional weakening":
+        ("< −½", "|·| ≤ ½", "≤ ½", "writes against what the up branch reads, on a condition that the gate reads elsewhere"),
+    "atypical conditional weakening": ("< −½", "|·| ≤ ½", "> ½", "the same, though gate and up read alike"),
+}  # fmt: skip
 IO_THRESHOLD = 0.5
 IO_SWEEP = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 

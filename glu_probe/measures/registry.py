@@ -156,3 +156,4 @@ TEXT_MEASURES: dict[str, Measure] = {
     )
 }  # fmt: skip
 TEXT_STATISTICS = ("mean", "weighted")
+TEXT_MEDIANS = ("gate_std",)  # which stands beside query_norm_median

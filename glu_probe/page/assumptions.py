@@ -38,8 +38,6 @@ def _source(provenance: Mapping[str, Any]) -> str:
     for key in ("revision", "commit"):
         if provenance.get(key):
             found.append(f"{key} {provenance[key]}")
-    if len(files) == 1 and files[0].get("modified"):
-        found.append(f"of {files[0]['modified'][:10]}")
     return ", ".join(filter(None, found))
 
 

@@ -15,6 +15,7 @@ from .html import Table, render_page
 from .meanings import measure_table
 from .page import Page
 from .pictures import Drawn
+from .provenance import without_places
 
 if TYPE_CHECKING:
     from ..across.comparison import Comparison
@@ -60,9 +61,10 @@ def comparison_page(comparison: Comparison) -> Page:
 def _markup(comparison: Comparison, drawn: Sequence[Drawn]) -> str:
     shown = {*comparison.differences["measure"]}
     measures = [one for name, one in (MEASURES | TEXT_MEASURES).items() if name in shown]
+    provenance = without_places(comparison.provenance)
     return render_page(
         "compare.html.jinja", models=comparison.models, base=comparison.base, findings=comparison.findings,
-        notes=comparison.provenance["notes"], provenance=comparison.provenance, pictures=drawn,
+        notes=provenance["notes"], provenance=provenance, pictures=drawn,
         tables=[*_tables(comparison)], meanings=[measure_table(measures)],
     )  # fmt: skip
 

@@ -44,7 +44,7 @@ def comparison_pictures(comparison: Comparison) -> Iterator[Picture]:
         band = " Bands: 5 to 95 % of neurons." if few and f"{measure}_q05" in layers else ""
         yield Picture(
             f"profile_{measure}", title, caption + band, (wide, 3.3),
-            drawing(f.model_profiles, layers, measure, by=by),
+            drawing(f.model_profiles, layers, measure, by=by), shaded=len(comparison.models) > f.FEW_MODELS,
         )  # fmt: skip
     limit, others = f.effect_limit(differences[differences["measure"].isin(f.EFFECT_MEASURES)]), comparison.models[1:]
     for index, model in _own_pictures(others, 4):
@@ -63,7 +63,7 @@ def comparison_pictures(comparison: Comparison) -> Iterator[Picture]:
             yield Picture(
                 f"trajectory_{measure}", f"{measure} over the models, in the order given",
                 "A line per layer, coloured by its relative depth; the thick line is the mean of layers.",
-                row, drawing(f.model_trajectory, layers, measure),
+                row, drawing(f.model_trajectory, layers, measure), shaded=True,
             )  # fmt: skip
         yield Picture(
             "angle_trajectory", "How far neurons turned, in the order given",
@@ -92,7 +92,7 @@ def comparison_pictures(comparison: Comparison) -> Iterator[Picture]:
             yield Picture(
                 f"movement{suffix}", f"Movement of every neuron of {model}, and what rounding explains of it",
                 "On the line rounding explains all of it; neurons above the dashed one moved further than rounding takes them.",
-                (6.6, 4.6), drawing(f.movement_scatter, comparison.neurons, model=model),
+                (6.6, 4.6), drawing(f.movement_scatter, comparison.neurons, model=model), shaded=True,
             )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ class Picture:
         title, caption: what it is, and how to read it.
         size: width and height in inches; as wide as `HALF` or less, and two stand beside each other.
         draw: takes Axes.
+        shaded: whether light and dark stand for values: then they stay as they are where the page is dark.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Picture:
     caption: str
     size: tuple[float, float]
     draw: Callable[[Any], object]
+    shaded: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,10 @@ class Drawn:
         return round(96 * width), round(96 * height)
 
     @property
-    def half(self) -> bool:
-        """Whether two stand beside each other."""
-        return self.picture.size[0] <= HALF
+    def classes(self) -> str:
+        """Of its markup: half, if two stand beside each other; shaded, if its lightness is not to be turned round."""
+        half = self.picture.size[0] <= HALF
+        return " ".join(["half"] * half + ["shaded"] * self.picture.shaded)
 
 
 def draw(pictures: Iterable[Picture]) -> tuple[list[Drawn], list[str]]:

@@ -17,15 +17,18 @@ from .html import Table, render_page
 from .meanings import hints, measure_table
 from .page import Page
 from .pictures import Drawn
+from .provenance import without_places
 from .report_pictures import report_pictures
+from .words import WORDS, class_table
 
 LAYER_COLUMNS = (
-    "tower", "layer", "group", "n_neurons", "exchange_asymmetry_relu_ratio", "query_norm_median", "abs_cos_qk_mean",
-    "abs_cos_qk_null_mean", "cos_kv_mean", "exchange_asymmetry_mean", "exchange_asymmetry_output",
-    "exchange_asymmetry_output_se", "scaling_asymmetry_output", "exchange_asymmetry_text_mean",
-    "exchange_asymmetry_text_mean_se", "exchange_asymmetry_output_text", "exchange_asymmetry_output_text_se",
-    "bilinear_share_mean", "bilinear_share_text_mean", "output_energy_top_share", "gate_stable_rank_unit",
-    "up_stable_rank_unit", "down_stable_rank_unit", "branch_overlap", "tensor_asymmetry",
+    "tower", "layer", "group", "n_neurons", "exchange_asymmetry_relu_ratio", "query_norm_median", "gate_std_text_median",
+    "exchange_asymmetry_mean", "exchange_asymmetry_text_mean", "exchange_asymmetry_text_mean_se",
+    "exchange_asymmetry_text_minus_gaussian_mean", "abs_cos_qk_mean", "abs_cos_qk_null_mean", "cos_kv_mean",
+    "bilinear_share_mean", "bilinear_share_text_mean", "exchange_asymmetry_output", "exchange_asymmetry_output_se",
+    "exchange_asymmetry_output_text", "exchange_asymmetry_output_text_se", "scaling_asymmetry_output",
+    "output_energy_top_share", "gate_stable_rank_unit", "up_stable_rank_unit", "down_stable_rank_unit", "branch_overlap",
+    "tensor_asymmetry",
 )  # fmt: skip
 _NEURON_COLUMNS = (
     "tower", "layer", "expert", "neuron", "why", "query_norm", "value_gain", "abs_cos_qk", "cos_kv", "exchange_asymmetry",
@@ -41,13 +44,13 @@ def report_page(report: Report) -> Page:
 
 
 def _markup(report: Report, drawn: Sequence[Drawn]) -> str:
-    provenance, neurons = report.provenance, report.neuron_columns(*COLUMNS)
+    provenance, neurons = without_places(report.provenance), report.neuron_columns(*COLUMNS)
     return render_page(
         "report.html.jinja", model=str(provenance.get("model", "")), tokens=provenance.get("text", {}).get("tokens"),
         headlines=headlines(report.layers, neurons), details=details(report.layers, neurons),
         assumptions=assumptions(provenance, functional=report.layers["exchange_asymmetry_mean"].notna().any()),
         notes=provenance.get("notes", []), pictures=drawn, tables=[*_tables(report)],
-        meanings=_meanings("text" in provenance), provenance=provenance,
+        words=WORDS, meanings=_meanings("text" in provenance), provenance=provenance,
     )  # fmt: skip
 
 
@@ -95,4 +98,4 @@ def _meanings(on_text: bool) -> list[Table]:
     if on_text:
         endings = "Columns of measures on text end so"
         tables.append(Table("suffixes", endings, ("ending", "meaning"), [*TEXT_SUFFIXES.items()], words=True))
-    return tables
+    return [*tables, class_table()]

@@ -46,25 +46,26 @@ def report_pictures(report: Report) -> Iterator[Picture]:
         "Each point is a layer at the medians of its neurons. To the left the gate works in its linear range and the neuron is "
         "bilinear: exchanging the branches changes nothing. To the right it is a ReLU. Upwards gate and up read the same "
         "direction. Contours: exchange asymmetry of a single neuron on Gaussian input.",
-        (HALF, 4.1), lambda ax: f.phase_diagram(layers, ax=ax),
+        (HALF, 4.1), lambda ax: f.phase_diagram(layers, ax=ax), shaded=True,
     )  # fmt: skip
     yield Picture(
         "phase_diagram_neurons", "All neurons in the same picture",
         "How many neurons lie where, on a logarithmic colour scale: whether the layers' medians speak for their neurons, and "
         "which lie apart.",
-        (HALF, 4.1), lambda ax: _neurons_in_the_plane(layers, neurons, ax),
+        (HALF, 4.1), lambda ax: _neurons_in_the_plane(layers, neurons, ax), shaded=True,
     )  # fmt: skip
     yield Picture(
         "relu_ratio", "Is this layer bilinear or ReGLU?",
         "Mean exchange asymmetry of the layer's neurons over what it would be if their gates were ReLUs with the same "
-        "directions: 0 is a bilinear layer, 1 is ReGLU.",
+        "directions, both on isotropic Gaussian input: 0 is a bilinear layer, 1 is ReGLU.",
         (wide, 2.6), lambda ax: _between_the_ends(layers, ax),
     )  # fmt: skip
+    yield from _layers_on_text(report, wide)
     yield Picture(
         "heatmap", "Every layer at a glance",
         "A column per layer, a row per measure; each row has its own scale, from the lowest to the highest value in its label. "
         "A column that differs from its neighbours in many rows is a layer that stands apart.",
-        (wide, 5.0), lambda ax: f.layer_heatmap(layers, ax=ax),
+        (wide, 5.0), lambda ax: f.layer_heatmap(layers, ax=ax), shaded=True,
     )  # fmt: skip
     for measure, title, caption in _PROFILES:
         yield Picture(f"profile_{measure}", title, caption, (wide, 3.0), drawing(f.layer_profile, layers, measure))
@@ -83,21 +84,22 @@ def report_pictures(report: Report) -> Iterator[Picture]:
     yield Picture(
         "class_bars", "Input-output classes by layer",
         "Classes of Gerstner & Schuetze (arXiv 2505.17936) at threshold 0.5: blue neurons strengthen what they read, red ones "
-        "weaken it, grey ones write something else; classes.csv has other thresholds.",
+        "weaken it, green ones write along or against what the gate alone reads (proportional change), grey ones write something "
+        "else. Each class is explained below, under what the measures mean; classes.csv has other thresholds.",
         (wide, 3.4), lambda ax: f.class_bars(layers, ax=ax),
     )  # fmt: skip
     yield Picture(
         "neuron_scatter", "Alignment and writing, neuron by neuron",
         "Right: gate and up read the same direction. Up: the neuron writes along what its up branch reads. Down: against it.",
-        (HALF, 4.1), lambda ax: f.neuron_scatter(neurons, ax=ax),
+        (HALF, 4.1), lambda ax: f.neuron_scatter(neurons, ax=ax), shaded=True,
     )  # fmt: skip
     yield Picture(
         "neuron_energy", "What the neurons that do most are like",
         "Up: the neuron's mean squared output on Gaussian input, logarithmic. Where the top of the cloud lies to one side, the "
         "weighted means leave the plain ones; single neurons far above the rest can carry a layer.",
-        (HALF, 4.1), lambda ax: f.neuron_scatter(neurons, "exchange_asymmetry", "output_energy", ax=ax),
+        (HALF, 4.1), lambda ax: f.neuron_scatter(neurons, "exchange_asymmetry", "output_energy", ax=ax), shaded=True,
     )  # fmt: skip
-    yield from _of_text(report, wide)
+    yield from _neurons_on_text(report)
     yield from _of_experts(report)
 
 
@@ -121,28 +123,51 @@ def _between_the_ends(layers: pd.DataFrame, ax: Axes) -> None:
     ax.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0  bilinear", "0.25", "0.5", "0.75", "1  ReGLU"])
 
 
-def _of_text(report: Report, wide: float) -> Iterator[Picture]:
-    """What a text adds, if one was run."""
+def _layers_on_text(report: Report, wide: float) -> Iterator[Picture]:
+    """Where the layers are on the text that was run, beside where Gaussian input has them."""
     from .. import figures as f
 
     if "text" not in report.provenance:
         return
     pairs = [f"exchange_asymmetry_{kind}" for kind in ("mean", "text_mean", "output", "output_text")]
     yield Picture(
+        "text_profile", "Exchange asymmetry on text",
+        "Of neurons (mean) and of the layer's output, on Gaussian input and on text, each in the canonical gauge of its own "
+        "input; dashed is text. Where the lines of one colour part, what the layer meets in text is not what its weights alone suggest.",
+        (wide, 3.2), lambda ax: f.layer_lines(report.layers, pairs, ax=ax),
+    )  # fmt: skip
+    yield Picture(
+        "text_gate_scale", "The scale at which gates work on text",
+        "Medians of neurons, on a logarithmic axis: |q|, the standard deviation of the gate's pre-activation on isotropic input, "
+        "and the standard deviation that it has on text. Far below 1 a gate is linear around its mean, far above 1 a ReLU: "
+        "where the lines part, text has the gates work elsewhere than the weights alone suggest.",
+        (wide, 2.8), lambda ax: _scales_of_gates(report.layers, ax),
+    )  # fmt: skip
+
+
+def _scales_of_gates(layers: pd.DataFrame, ax: Axes) -> None:
+    """Their scale on Gaussian input and on text, and the 1 that parts linear ones from ReLUs."""
+    from .. import figures as f
+
+    f.layer_lines(layers, ["query_norm_median", "gate_std_text_median"], logarithmic=True, ax=ax)
+    ax.axhline(1.0, color="0.4", lw=0.8, ls=":")
+
+
+def _neurons_on_text(report: Report) -> Iterator[Picture]:
+    """Neuron by neuron, what a text adds."""
+    from .. import figures as f
+
+    if "text" not in report.provenance:
+        return
+    yield Picture(
         "text_scatter", "Exchange asymmetry of every neuron, Gaussian input against text",
         "On the line a neuron is as asymmetric on text as on isotropic input.",
-        (HALF, 4.1), lambda ax: f.text_scatter(report.neuron_columns(*_PICTURED), ax=ax),
+        (HALF, 4.1), lambda ax: f.text_scatter(report.neuron_columns(*_PICTURED), ax=ax), shaded=True,
     )  # fmt: skip
     yield Picture(
         "text_scatter_bilinear", "Bilinear share of every neuron, Gaussian input against text",
         "Below the line a neuron is less bilinear on text than on isotropic input.",
-        (HALF, 4.1), lambda ax: f.text_scatter(report.neuron_columns(*_PICTURED), "bilinear_share", ax=ax),
-    )  # fmt: skip
-    yield Picture(
-        "text_profile", "Exchange asymmetry on text",
-        "Of neurons (mean) and of the layer's output, on Gaussian input and on text, each in the canonical gauge of its own "
-        "input. Where the lines of one pair part, what the layer meets in text is not what its weights alone suggest.",
-        (wide, 3.2), lambda ax: f.layer_lines(report.layers, pairs, ax=ax),
+        (HALF, 4.1), lambda ax: f.text_scatter(report.neuron_columns(*_PICTURED), "bilinear_share", ax=ax), shaded=True,
     )  # fmt: skip
 
 
@@ -165,5 +190,5 @@ def _of_experts(report: Report) -> Iterator[Picture]:
                 f"experts_{measure}{suffix}", f"{title}, expert by expert{where}",
                 f"Mean {measure} of each routed expert's neurons: a column per layer, a row per expert. Experts of different "
                 "layers have nothing to do with each other; what to look for is experts that differ from the rest of their layer.",
-                size, drawing(f.expert_heatmap, neurons, measure, tower=tower),
+                size, drawing(f.expert_heatmap, neurons, measure, tower=tower), shaded=True,
             )  # fmt: skip

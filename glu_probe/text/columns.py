@@ -13,7 +13,7 @@ from ..checkpoint.sites import Site
 from ..errors import BadOption
 from ..frames import as_stored, statistics
 from ..layer_rows import expert_group
-from ..measures.registry import TEXT_ONLY, TEXT_SHARED
+from ..measures.registry import TEXT_MEDIANS, TEXT_ONLY, TEXT_SHARED
 from .contexts import rows_of
 from .moments import Estimates
 
@@ -85,6 +85,8 @@ def _means(part: pd.DataFrame) -> dict[str, float]:
     for name in (*TEXT_SHARED, *TEXT_ONLY):
         values = statistics(part[f"{name}_text"].to_numpy(dtype=float), weights)
         found[f"{name}_text_mean"], found[f"{name}_text_weighted"] = values["mean"], values["weighted"]
+        if name in TEXT_MEDIANS:
+            found[f"{name}_text_median"] = values["median"]
     for name in TEXT_SHARED:
         change = part[f"{name}_text_minus_gaussian"].to_numpy(dtype=float)
         found[f"{name}_text_minus_gaussian_mean"] = statistics(change, weights)["mean"]

@@ -118,7 +118,7 @@ def test_pictures_show(found):
 
 
 def test_every_column_of_every_table_sorts_both_ways(found):
-    assert set(found["tables"]) == {"layers", "neurons", "contexts", "measures"}
+    assert set(found["tables"]) == {"layers", "neurons", "contexts", "measures", "classes"}
     for name, columns in found["tables"].items():
         for index, seen in enumerate(columns):
             where = f"{name}, column {index}"
@@ -164,6 +164,25 @@ def test_a_mixture_of_experts_opens_in_the_dark(tmp_path):
     assert len(seen["images"]) == 15
     group = seen["tables"]["layers"][1]
     assert group["up"] == ["dense", *["routed"] * 4, *["shared"] * 4]
+
+
+@pytest.mark.parametrize(("scheme", "shown"), [(0, {True: "brightness(0.9)", False: "invert(0.91) hue-rotate(180deg)"}),
+                                               (1, {True: "none", False: "none"})])  # fmt: skip
+def test_in_the_dark_lines_are_turned_round_and_shades_are_not(page, tmp_path, scheme, shown):
+    script = """<script>addEventListener("load", () => {
+      const pre = document.createElement("pre");
+      pre.id = "found";
+      pre.textContent = JSON.stringify([...document.querySelectorAll("figure")].map(
+        (one) => [one.id, one.classList.contains("shaded"), getComputedStyle(one.querySelector("img")).filter]));
+      document.body.append(pre);
+    });</script>"""
+    dom, _ = opened(
+        page.replace("</body>", script + "</body>"), tmp_path, f"--blink-settings=preferredColorScheme={scheme}"
+    )
+    found = json.loads(html.unescape(re.search(r'<pre id="found">(.*?)</pre>', dom, re.S)[1]))
+    assert {name for name, shaded, _ in found if shaded} >= {"phase_diagram", "heatmap", "neuron_scatter"}
+    assert len({shaded for _, shaded, _ in found}) == 2
+    assert all(css == shown[shaded] for _, shaded, css in found), found
 
 
 def test_a_complaint_would_be_seen(page, tmp_path):

@@ -14,8 +14,12 @@ import pytest
 from PIL import Image
 
 import glu_probe as gp
+from glu_probe.measures.io_classes import IO_CONDITIONS
 from glu_probe.page.html import Table, cell
 from glu_probe.page.pictures import Picture, draw, render, save
+from glu_probe.page.provenance import without_places
+from glu_probe.page.report_pictures import report_pictures
+from glu_probe.page.words import WORDS
 from glu_probe.testing import write_tiny_checkpoint
 
 from ..support import write_llama
@@ -139,6 +143,69 @@ def test_the_input_is_named_beside_the_place_of_the_model(saved):
     first, second = report.findings[:2]
     assert "glu-probe activations MODEL --text FILE" in second
     assert 0 < page.index(second) - page.index(first) - len(first) < 60  # nothing between them but markup
+
+
+def test_a_page_names_the_model_and_no_directory_of_the_machine(saved, tmp_path):
+    report, directory = saved
+    page = (directory / "report.html").read_text(encoding="utf-8")
+    place = str(directory.parent)
+    assert report.provenance["ref"] == f"{place}/model"  # what opens it again
+    assert "path" not in report.provenance
+    assert place not in page
+    assert "&#34;ref&#34;: &#34;model&#34;" in page or '"ref": "model"' in page
+    told = gp.Report(report.layers, report.neurons, report.classes, report.provenance | {
+        "notes": [f"the config in {place}/config.json was not read"], "command": ["glu-probe", "report", place, "-o", "~/my own/out"],
+    })  # fmt: skip
+    for text in (told.to_html(), told.to_markdown()):
+        assert place not in text
+        assert "my own" not in text
+        assert "config.json was not read" in text.replace("\\_", "_")
+
+
+@pytest.mark.parametrize(("value", "shown"), [
+    ("/home/me/models/a.gguf", "a.gguf"), ("/home/me/my models/a b.gguf", "a b.gguf"), ("~/a/b", "b"), ("/a/b/", "b"),
+    (r"C:\\Users\\me\\a.gguf", "a.gguf"), ("D:/models/a", "a"), ("org/name", "org/name"), ("org/name@rev", "org/name@rev"),
+    ("hf://org/name/a.gguf", "hf://org/name/a.gguf"), ("https://host/a/b.gguf", "https://host/a/b.gguf"), ("a/b", "a/b"),
+    ("./a/b", "./a/b"), ("silu / relu", "silu / relu"), ("/", ""), (3, 3), (None, None), (True, True),
+    ("/home/me/a: tensor x is not read", "a: tensor x is not read"), ("read from '/home/me/a', once", "read from 'a', once"),
+    ("32 nats/token", "32 nats/token"), ({"a": ["/b/c", {"d": "/e/f"}]}, {"a": ["c", {"d": "f"}]}), ("--out=/a/b", "--out=b"),
+])  # fmt: skip
+def test_paths_from_the_root_are_shown_by_their_last_part(value, shown):
+    assert without_places(value) == shown
+
+
+def test_words_and_classes_are_explained_on_the_page(saved):
+    page = html.unescape((saved[1] / "report.html").read_text(encoding="utf-8"))
+    body = page.split('<table id="classes"')[1].split("</table>")[0]
+    for name, cells in IO_CONDITIONS.items():
+        assert "".join(f"<td>{cell}</td>" for cell in (name, *cells)) in body
+    for term, meaning in WORDS.items():
+        assert f"<dt>{term}</dt><dd>{meaning}</dd>" in page
+    caption = page.split('<figure id="class_bars"')[1].split("</figure>")[0]
+    assert all(colour in caption for colour in ("blue", "red", "green", "grey"))
+
+
+def shades(ax) -> bool:
+    """Whether values are drawn as light and dark: on a scale of colours, or as points of many."""
+    mappables = [one for each in ax.figure.axes for one in each.collections if one.get_array() is not None]
+    scales = {one.get_cmap().name for one in mappables} - {"Greys", "RdBu_r"}  # contours have numbers, RdBu_r two ends
+    points = [len(np.unique(one.get_facecolor(), axis=0)) for one in ax.collections]
+    return bool(scales) or max(points, default=0) > 4
+
+
+def test_pictures_whose_light_and_dark_are_values_are_not_turned_round(saved):
+    report, directory = saved
+    page = (directory / "report.html").read_text(encoding="utf-8")
+    found = {}
+    for picture in report_pictures(report):
+        ax = gp.figures.figure_axes(picture.size)
+        picture.draw(ax)
+        assert shades(ax) == picture.shaded, picture.name
+        found[picture.name] = picture.shaded
+        head = page.split(f'<figure id="{picture.name}"')[1].split(">")[0]
+        assert ("shaded" in head) == picture.shaded, picture.name
+    assert {"phase_diagram", "phase_diagram_neurons", "heatmap", "neuron_scatter"} <= {n for n, s in found.items() if s}
+    assert not found["profile_cos_kv"]
 
 
 def test_nothing_is_fetched(saved):

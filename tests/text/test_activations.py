@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 
 import numpy as np
@@ -14,6 +15,7 @@ from glu_probe.errors import BadOption, NoTokenizer, NotRunnable, TextTooShort, 
 from glu_probe.measures.registry import (
     MEASURES,
     TEXT_MEASURES,
+    TEXT_MEDIANS,
     TEXT_OUTPUT,
     TEXT_SHARED,
     TEXT_STATISTICS,
@@ -276,7 +278,7 @@ def test_text_gives_what_the_weights_of_olmo2_cannot():
     assert report.neurons["exchange_asymmetry_text"].between(0, 0.6).all()
     assert report.layers["exchange_asymmetry_output_text"].between(0.001, 0.6).all()
     assert report.layers["exchange_asymmetry_output"].isna().all()
-    assert "On text, exchanging gate and up" in " ".join(report.findings)
+    assert "On the text that was run, exchanging gate and up changes the sign of" in report.findings[0]
     assert "nan" not in " ".join(report.findings)
 
 
@@ -315,7 +317,7 @@ def test_every_column_is_documented(directory, report):
         if level == "layer":
             of_neurons = {name for name in documented if name.removesuffix("_minus_gaussian") in TEXT_MEASURES}
             documented |= {f"{name}_{part}" for name in of_neurons for part in TEXT_STATISTICS}
-            documented |= {f"{name}_mean_se" for name in of_neurons}
+            documented |= {f"{name}_mean_se" for name in of_neurons} | {f"{name}_text_median" for name in TEXT_MEDIANS}
         assert set(added) <= documented
         assert {name for name, measure in TEXT_MEASURES.items() if measure.level == level} <= {*added}
         # what was there is as it was
@@ -337,7 +339,7 @@ def test_save_load_and_page(directory, tmp_path):
     pd.testing.assert_frame_equal(loaded.neurons, report.neurons, check_exact=True)
     pd.testing.assert_frame_equal(loaded.contexts, report.contexts, check_exact=True)
     assert json.loads((tmp_path / "out/provenance.json").read_text())["text"] == report.provenance["text"]
-    for figure in ("text_profile", "text_scatter"):
+    for figure in ("text_profile", "text_gate_scale", "text_scatter"):
         assert (tmp_path / f"out/figures/{figure}.png").stat().st_size > 5000
     page = (tmp_path / "out/report.html").read_text()
     tokens_run = report.provenance["text"]["tokens"]
@@ -349,12 +351,22 @@ def test_save_load_and_page(directory, tmp_path):
     ):
         assert words_of_page in page
     scales = report.neurons.groupby("layer")[["gate_std_text", "query_norm"]].median()
+    np.testing.assert_allclose(report.layers["gate_std_text_median"], scales["gate_std_text"], rtol=1e-6)
     part = (scales["gate_std_text"] / scales["query_norm"]).median()
+    mean = f"{report.neurons['exchange_asymmetry_text'].mean():.0%}".replace("%", " %")
     for found in (report, loaded):
-        assert f"have a standard deviation of {part:.2g} times |q| (median of" in found.findings[1]
-        assert "glu-probe activations" not in found.to_markdown()
-    finding = next(sentence for sentence in report.findings if sentence.startswith("On text"))
-    assert f"{report.neurons['exchange_asymmetry_text'].mean():.0%}".replace("%", " %") in finding
+        first, second = found.findings[:2]
+        assert f"Gaussian input and of {mean} on text (means of layers" in first
+        assert f"on the text that was run, the gates' pre-activations have {part:.2g} times that input's" in first
+        assert second.startswith("Text parts from what Gaussian input predicts")
+        markdown = found.to_markdown()
+        assert "glu-probe activations" not in markdown
+        assert "| gate scale | gate scale on text |" in markdown
+        assert "on the text that was run" in markdown.splitlines()[0]
+    head = html.unescape(page[: page.index("<h2>Pictures</h2>")]).replace("\N{NO-BREAK SPACE}", " ")
+    assert all(sentence in head for sentence in report.findings[:2])
+    table = page.split('<table id="layers"')[1].split("</table>")[0]
+    assert all(f"{scale:.4g}" in table for scale in report.layers["gate_std_text_median"].astype(float))
     assert len(pd.read_csv(tmp_path / "out/contexts.csv")) == len(report.contexts)
     # a run without contexts leaves none of another's behind
     gp.probe(directory).save(tmp_path / "out", figures=False)
