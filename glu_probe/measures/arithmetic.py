@@ -1,7 +1,7 @@
 """In which precision large products are taken: bfloat16 where the processor multiplies it natively, else float32.
 
 Only for what is sampled. Factors, vectors and products are rounded to 8 bits of fraction, sums over blocks of neurons are
-in float32. What that changes is a few hundredths of the sampling error: of an output or tensor asymmetry of unrelated
+in float32. What that changes is little beside the sampling error: of an output or tensor asymmetry of unrelated
 neurons some 1e-5, of a trace less. It would show where neurons cancel each other, or gate and up, so that what is left
 is no larger than what is rounded away; `sampling.sampled` looks out for that and does without.
 """
