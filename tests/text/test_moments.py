@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -162,8 +161,10 @@ class GaussianRunner:
 
     def __init__(self, layer: gp.GatedLayer, seed: int = 0) -> None:
         self._layer, self._seed, self._calls = layer, seed, 0
-        self.checkpoint = SimpleNamespace(activation_of=lambda site: layer.activation)
         self._known: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def activation(self, site):
+        return self._layer.known_activation()
 
     def value(self, site):
         return self._layer.value.float()
