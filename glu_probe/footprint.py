@@ -1,16 +1,16 @@
 """What measuring one MLP takes of memory: an estimate from its shape, and on how many cores there is room for it.
 
 The parts are those of the code that takes them: `measures.sampling` (sums of the lanes, inputs, products of a block),
-`measures.lanes` (blocks in flight), `measures.spectra` and `measures.tensor` (what is exact).
+`lanes` (blocks in flight), `measures.spectra` and `measures.tensor` (what is exact).
 """
 
 from __future__ import annotations
 
 from .costs import Shape
+from .lanes import LANES
 from .layer_rows import BLOCK
 from .measures import gaussian, sampling, spectra
 from .measures.arithmetic import native_bfloat16
-from .measures.lanes import LANES
 
 # What libraries keep from their first use on, mostly pages of their files: left after a layer was measured, of which 18 MB
 # are products of matrices and eigenvalue problems. And the table of an activation. By analyses/bench/first_use.py.

@@ -20,9 +20,9 @@ from .checkpoint.stored import StoredLayer
 from .costs import Shape
 from .footprint import cores
 from .frames import LayerResult
+from .lanes import in_lanes, only_lanes
 from .layer_rows import BLOCK, ROLES, Factors, LayerRows
 from .measures import tensor
-from .measures.lanes import in_lanes, only_lanes
 from .measures.neuron import flags as neuron_flags
 from .measures.neuron import neuron_measures, non_finite, padded
 from .measures.nulls import null_measures

@@ -14,7 +14,7 @@ from ..neurons import GatedLayer
 from .families import gguf_norm
 from .family import Family, Norm
 from .inventory import Inventory
-from .memory import Part, Room, fresh, gather, gather_interleaved, gather_transposed
+from .memory import Part, Room, fresh, gather, gather_direct, gather_interleaved, gather_transposed
 from .raw import FileColumns, FileRows, RawMatrix, in_place_or_spooled, stripe_bytes
 from .rules import MLPRules, Options, TowerRules
 from .sites import Site
@@ -161,12 +161,20 @@ class FactorReader:
         if expert is not None:
             read = HeldRows(self._source.read(name, slice(expert, expert + 1))[0])
         parts = [Part(slab.picked, role) for role, slab in slabs.items()]
-        first = next(iter(slabs.values()))
+        first, raw = next(iter(slabs.values())), None if expert is not None else self._raw(name)
         if first.columns:
-            return gather_transposed(read, height, parts, (first.count, height), room)
+            # of a local file several chunks may be read at once, each of which takes memory
+            return gather_transposed(read, height, parts, (first.count, height), room, lanes=2 if raw else 1)
         if len(parts) > 1 and first.step == len(parts):
             return gather_interleaved(read, parts, (first.count, width), room)
+        if raw is not None and first.step == 1:
+            return [gather_direct(raw.fill, raw.dtype, part, (first.count, width), room) for part in parts]
         return [gather(read, part, (first.count, width), room) for part in parts]
+
+    def _raw(self, name: str) -> RawMatrix | None:
+        """Where a matrix of floats lies in a local file; None if it does not."""
+        find = getattr(self._source, "raw", None)
+        return None if find is None else find(name)
 
     def _in_files(self, site: Site, limit: int) -> dict[str, FileRows | FileColumns]:
         """The three matrices where they are, or in temporary files; both halves of one share it."""

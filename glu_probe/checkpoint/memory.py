@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadOption
+from ..lanes import in_lanes
 
 DEFAULT = 10**9
 _LEAST = 10**8  # below, what a block of neurons and the libraries take is more than the factors
@@ -29,6 +30,8 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 Read = Callable[[slice], Tensor]
 
 
+# Fills a tensor with rows of a file, from the given one on.
+Fill = Callable[[Tensor, int], None]
 # Gives an uninitialised tensor for a role ("query", "key", ...) of that shape and dtype.
 Room = Callable[[str, tuple[int, ...], torch.dtype], Tensor]
 
@@ -114,6 +117,22 @@ class Part:
     role: str
 
 
+def gather_direct(fill: Fill, dtype: torch.dtype, part: Part, shape: tuple[int, int], room: Room) -> Tensor:
+    """The same of rows that follow each other in a file, read to where they are to be, by as many cores as there are.
+
+    Args:
+        fill: reads rows from the given one on into a tensor.
+        dtype: of the file.
+    """
+    out = room(part.role, shape, dtype)
+
+    def take(_lane: int, span: tuple[int, int]) -> None:
+        fill(out[slice(*span)], part.picked.start + span[0])
+
+    in_lanes(take, chunks(*shape))
+    return out
+
+
 def gather(read: Read, part: Part, shape: tuple[int, int], room: Room) -> Tensor:
     """Those rows of a matrix, in the dtype that they are read in: [rows, width]."""
     out, rows, step = None, part.picked, part.picked.step or 1
@@ -136,15 +155,23 @@ def gather_interleaved(read: Read, parts: Sequence[Part], shape: tuple[int, int]
 
 
 def gather_transposed(
-    read: Read, height: int, parts: Sequence[Part], shape: tuple[int, int], room: Room
+    read: Read, height: int, parts: Sequence[Part], shape: tuple[int, int], room: Room, lanes: int = 1
 ) -> list[Tensor]:
-    """Columns of a matrix of that height as rows, with one read of the matrix: [columns, height] for each part."""
-    out: list[Tensor] = []
-    for start, stop in chunks(height, shape[0] * len(parts)):
-        piece = read(slice(start, stop))
-        out = out or [room(part.role, shape, piece.dtype) for part in parts]
+    """Columns of a matrix of that height as rows, with one read of the matrix: [columns, height] for each part.
+
+    Args:
+        lanes: how many chunks may be read at the same time.
+    """
+    spans = chunks(height, shape[0] * len(parts))
+    first = read(slice(*spans[0]))
+    out = [room(part.role, shape, first.dtype) for part in parts]
+
+    def take(_lane: int, span: tuple[int, int]) -> None:
+        piece = first if span == spans[0] else read(slice(*span))
         for each, part in zip(out, parts, strict=True):
-            each[:, start:stop] = piece[:, part.picked].T.contiguous()  # turned while the chunk is in the cache
+            each[:, slice(*span)] = piece[:, part.picked].T.contiguous()  # turned while the chunk is in the cache
+
+    in_lanes(take, spans, lanes)
     return out
 
 

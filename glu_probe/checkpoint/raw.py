@@ -57,9 +57,13 @@ class RawMatrix:
     def rows(self, start: int, stop: int) -> Tensor:
         """Those rows: [rows, width]."""
         out = torch.empty(stop - start, self.shape[1], dtype=self.dtype)
+        self.fill(out, start)
+        return out
+
+    def fill(self, out: Tensor, start: int) -> None:
+        """Fill a contiguous tensor [rows, width] with rows, from the given one on."""
         with self._opened() as file:
             self._fill(out, file, self.offset + start * self.pitch)
-        return out
 
     def columns(self, start: int, stop: int) -> Iterator[tuple[slice, Tensor]]:
         """Those columns of a few rows at a time, with which rows they are: [rows, columns], in memory that the next use."""

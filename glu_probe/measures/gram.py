@@ -17,11 +17,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..lanes import LANES, in_lanes
 from ..layer_rows import BLOCK, Fold, HeldRows, Read
 from .arithmetic import coarse, compiled_loops, native_bfloat16, rounding, times
-from .lanes import LANES, in_lanes
 
-_STEPS, _TOLERANCE = 16, 1e-4
+_STEPS, _TOLERANCE = 12, 1e-4
 _PROBES = 16
 _MANY = 8  # vectors from which on an operator is applied to them coarsely, for they are there to be averaged over
 # Squared row norms whose square roots, their inverses and products with vectors float32 holds: beyond float64.
@@ -222,7 +222,7 @@ class Krylov:
 def iterated_spectra(operator: GramOperator, square: Tensor, rng: np.random.Generator, others: Vectors) -> Iterated:
     """Spectrum of the raw and of the unit version from products alone, and what was learnt of the unit one.
 
-    Cost: 2 rows width flops a vector, and as many again for each version; at most 16 Lanczos steps and 16 probes.
+    Cost: 2 rows width flops a vector, and as many again for each version; at most 12 Lanczos steps and 16 probes.
 
     Args:
         others: [width, count], vectors whose images under the unit version are wanted too.

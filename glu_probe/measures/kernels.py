@@ -20,7 +20,7 @@ from jaxtyping import Float
 from numba.extending import overload
 from torch import Tensor
 
-from .lanes import LANES, in_lanes
+from ..lanes import LANES, in_lanes
 
 _PIECE = 32  # rows of a lane of A^T A before it is the next one's turn: eight lanes divide a block of neurons
 VECTORS = 2  # of one call of `gram_images`

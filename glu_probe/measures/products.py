@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..lanes import in_lanes
 from ..layer_rows import BLOCK, ROLES, Factors, LayerRows
 from .arithmetic import compiled_loops
-from .lanes import in_lanes
 
 _ROWS = 64  # three float64 rows of 4096 for 64 neurons stay within a core's cache
 

@@ -15,11 +15,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..lanes import LANES, in_lanes
 from ..layer_rows import Factors, LayerRows
 from ..neurons import gauge_of
 from .arithmetic import coarse, times
 from .gaussian import RESCALE
-from .lanes import LANES, in_lanes
 from .products import RowProducts
 
 _SINGLE = 8_000_000  # weights of one matrix beyond which float32 does: the sampling error is a thousand times larger

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from ..arguments import whole_number
 from ..errors import BadOption
+from ..lanes import every_core
 from ..layer_rows import ROLES, LayerRows, Role, Sizes
 from ..neurons import GatedLayer
 from .gram import GramOperator, Krylov, Spectrum, exact_spectrum, iterated_spectra, sizes_alone
-from .lanes import every_core
 from .products import RowProducts, row_products
 
 EXACT_FLOPS = 4e9  # of half a Gram matrix, d_mlp d_model^2: up to widths of about 1000
@@ -47,7 +47,7 @@ def branch_spectra(
 
     Args:
         exact: all singular values (4 d_mlp d_model^2 flops and two eigenvalue problems a matrix), or Lanczos
-            iteration and random probes (about 80 products of 4 d_mlp d_model flops a matrix), which leave effective
+            iteration and random probes (about 60 products of 4 d_mlp d_model flops a matrix), which leave effective
             ranks missing; None for exact up to `EXACT_FLOPS`, and nothing but Frobenius norms beyond 3e8 weights.
 
     Returns:

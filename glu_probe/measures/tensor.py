@@ -16,8 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..arguments import whole_number
+from ..lanes import every_core
 from ..layer_rows import ROLES, LayerRows, Sizes
-from .lanes import every_core
 from .products import RowProducts, row_products
 from .sampling import sampled
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import torch
 
-from .. import thread_limits
+from . import thread_limits
 
 LANES = 8
 

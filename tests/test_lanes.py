@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import glu_probe as gp
-from glu_probe.measures.lanes import LANES, every_core, in_lanes, only_lanes
+from glu_probe.lanes import LANES, every_core, in_lanes, only_lanes
 
-from ..support import random_layer
+from .support import random_layer
 
 
 @pytest.fixture(params=[1, 2, 5, 20])
