@@ -43,14 +43,12 @@ print(f"{report.neurons['abs_cos_qk'].mean():.4f}")
 
 WITH_LAYERS = """
 import sys
-import torch
+import numpy as np
 import glu_probe as gp
 
-cosine, every = torch.nn.functional.cosine_similarity, []
-for layer in gp.open_checkpoint(sys.argv[1], fold_norm=False).layers():
-    q, k, v = layer.query, layer.key, layer.value
-    every.append((cosine(q, k, dim=-1), cosine(k, v, dim=-1), cosine(q, v, dim=-1)))
-print(f"{torch.cat([found[0] for found in every]).abs().mean():.4f}")
+layers = gp.open_checkpoint(sys.argv[1], fold_norm=False).layers()
+every = [gp.measures.cosines(layer) for layer in layers]
+print(f"{np.concatenate([found['abs_cos_qk'] for found in every]).mean():.4f}")
 """
 
 

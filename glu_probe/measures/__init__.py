@@ -17,6 +17,7 @@ _PUBLIC = {
     "MEASURES": "registry",
     "IO_CLASSES": "io_classes",
     "io_class": "io_classes",
+    "cosines": "neuron",
     "principal_angles": "spectra",
     "effective_rank": "spectra",
     "tensor_asymmetry": "tensor",
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     )
     from .io_classes import IO_CLASSES, io_class
     from .neighbours import nearest_neighbours
+    from .neuron import cosines
     from .registry import MEASURES
     from .spectra import effective_rank, principal_angles
     from .tensor import tensor_asymmetry

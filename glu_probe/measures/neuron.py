@@ -14,7 +14,7 @@ from torch import Tensor
 from ..layer_rows import BLOCK, LayerRows
 from .gaussian import GAUSSIAN_MEASURES, gaussian_quadrature, gaussian_table
 from .io_classes import io_class
-from .products import RowProducts, cosine
+from .products import RowProducts, cosine, row_products
 
 Array = Float[np.ndarray, " neuron"]
 
@@ -52,6 +52,14 @@ def neuron_measures(layer: LayerRows, products: RowProducts) -> dict[str, Array]
 def signed_cosine(products: RowProducts) -> Array:
     """cos(q, k) with its gauge-dependent sign."""
     return cosine(products.qk, products.qq, products.kk)
+
+
+def cosines(layer: LayerRows) -> dict[str, Array]:
+    """Norms, gains and cosines of every neuron and nothing else, as the neuron frame has them; [d_mlp] float64 each.
+
+    For who wants cos(q, k), cos(k, v) and cos(q, v) alone: one pass over the factors, a small part of a report.
+    """
+    return directions(row_products(layer.detach()))
 
 
 def directions(products: RowProducts) -> dict[str, Array]:

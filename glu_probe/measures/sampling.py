@@ -75,15 +75,19 @@ class _Lane:
             self.single = None
         return self.double
 
-    def joined(self, other: _Lane) -> _Lane:
-        outputs = self.outputs
-        for part in (other.double, other.single):
-            if part is not None:
-                outputs += part
-        return _Lane(
-            self.shape, None, outputs, self.outputs_apart + other.outputs_apart,
-            self.tensor_apart + other.tensor_apart, self.rounded or other.rounded, self.neurons + other.neurons,
-        )  # fmt: skip
+    def join(self, other: _Lane) -> None:
+        """Take over another lane's sums, each in its own precision."""
+        self.single = _sum(self.single, other.single)
+        self.double = _sum(self.double, other.double)
+        self.outputs_apart += other.outputs_apart
+        self.tensor_apart += other.tensor_apart
+        self.rounded |= other.rounded
+        self.neurons += other.neurons
+
+
+def _sum(total: Tensor | None, more: Tensor | None) -> Tensor | None:
+    """total + more, in the memory of the total."""
+    return total if more is None else more if total is None else total.add_(more)
 
 
 def _plus(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
@@ -180,7 +184,7 @@ class SampledLayer:
         """All lanes together, once everything is added; they are used up."""
         total = self._lanes.pop(0)
         while self._lanes:
-            total = total.joined(self._lanes.pop(0))
+            total.join(self._lanes.pop(0))
         return total
 
     @property

@@ -226,3 +226,14 @@ def test_a_layer_of_equal_neurons_takes_little_memory_to_see():
     assert found.all()
     assert max(asked) <= 256
     assert peak < same.nbytes / 2
+
+
+def test_cosines_alone_are_those_of_the_frame():
+    layer = random_layer(d_mlp=300, d_model=12)
+    whole = gp.measure_layer(layer).neurons
+    found = gp.measures.cosines(layer)
+    assert {"abs_cos_qk", "cos_kv", "cos_qv", "query_norm"} <= {*found}
+    for name, values in found.items():
+        np.testing.assert_array_equal(values, whole[name], err_msg=name)
+    by_hand = torch.nn.functional.cosine_similarity(layer.query, layer.key).abs()
+    np.testing.assert_allclose(found["abs_cos_qk"], by_hand.numpy(), rtol=1e-12)
