@@ -14,7 +14,7 @@ from .measures.arithmetic import native_bfloat16
 
 # What libraries keep from their first use on, mostly pages of their files: left after a layer was measured, of which 18 MB
 # are products of matrices and eigenvalue problems. And the table of an activation. By analyses/bench/first_use.py.
-_LIBRARIES = 40e6
+_LIBRARIES = 38e6
 _TABLE = 4e6
 _PER_NEURON = 2500  # while Gaussian measures are interpolated, for so many neurons at a time
 _PER_ROW = 400  # of a neuron in frames, while those of a layer are put together
@@ -26,7 +26,8 @@ def first_pass(shape: Shape, cores: int, samples: int | None = None) -> tuple[fl
     rows, width = 3 * outputs + 2 * pairs, 4 if shape.single else 8
     narrowed = 2 if shape.single and native_bfloat16() else 8 if not shape.single else 0
     sums = rows * shape.d_model * width
-    block = BLOCK * shape.d_model * 3 * (2 + 4 + narrowed) + BLOCK * width * (2 * inputs + 2 * rows + 8 * outputs)
+    # pre-activations, coefficients, and what these are made of
+    block = BLOCK * shape.d_model * 3 * (2 + 4 + narrowed) + BLOCK * width * (2 * inputs + rows + 6 * outputs)
     block += rows * shape.d_model * narrowed if narrowed == 2 else 0
     beside = inputs * shape.d_model * 12 + sampling.lanes_of(sums) * sums
     waiting = BLOCK * shape.d_model * 3 * 2 if cores > 1 else 0
