@@ -45,8 +45,10 @@ WITH_LAYERS = """
 import sys
 import numpy as np
 import glu_probe as gp
+from glu_probe.measuring import stored_layers
 
-layers = gp.open_checkpoint(sys.argv[1], fold_norm=False).layers()
+checkpoint = gp.open_checkpoint(sys.argv[1], fold_norm=False)
+layers = stored_layers(checkpoint, checkpoint.sites, memory=10**9)
 every = [gp.measures.cosines(layer) for layer in layers]
 print(f"{np.concatenate([found['abs_cos_qk'] for found in every]).mean():.4f}")
 """
