@@ -243,19 +243,20 @@ def test_did_you_mean(run, llama):
 
 
 @pytest.mark.parametrize(("arguments", "what", "command"), [
-    (["--bogus"], "no such option: --bogus", "glu-probe"),
+    (["--bogus"], "no such option", "glu-probe"),  # how it is quoted depends on the version of typer
     (["reprot", "MODEL"], "no such command 'reprot'", "glu-probe"),
     (["report"], "missing argument 'MODEL'", "glu-probe report"),
     (["report", "MODEL"], "missing option '-o' / '--out'", "glu-probe report"),
     (["report", "MODEL", "-o", "OUT", "--seed", "-1"], "invalid value for '--seed'", "glu-probe report"),
     (["neuron", "MODEL", "first", "0"], "invalid value for 'layer'", "glu-probe neuron"),
-    (["ls", "nothing"], "invalid value for 'what'", "glu-probe ls"),
+    (["ls", "nothing"], "invalid value for 'what", "glu-probe ls"),
 ])  # fmt: skip
 def test_errors_of_usage_look_like_all_others(run, arguments, what, command):
     code, out, err = run(*arguments)
     lines = err.splitlines()
     assert (code, out, len(lines)) == (2, "", 2)
     assert lines[0].lower().startswith(f"error: badoption: {what.lower()}")
+    assert "--bogus" in lines[0] or "--bogus" not in arguments
     assert lines[1] == f"hint: `{command} --help` has the arguments and options"
 
 
