@@ -140,6 +140,7 @@ def gather(read: Read, part: Part, shape: tuple[int, int], room: Room) -> Tensor
         piece = read(slice(rows.start + start * step, rows.start + (stop - 1) * step + 1))[::step]
         out = room(part.role, shape, piece.dtype) if out is None else out
         out[start:stop] = piece
+    assert out is not None  # a matrix has rows
     return out
 
 
